@@ -1,10 +1,10 @@
-//! Prints what the copies of a replay cost: between a trace's pages and bounce buffers, found by the replay's directory,
-//! and beside them the same copies between plain arrays.
+//! Prints the cost of a replay's copies between a trace's pages and bounce buffers, found by the replay's directory, and of the same copies
+//! between plain arrays.
 //!
 //! `cargo run --release -p portcullis-trace --example copy_speed`
 //!
-//! Hot: one buffer again and again. Cold: buffers that are nowhere in the CPU's caches, one after another in an order
-//! that no prefetcher foresees; the target is hot, as bounce buffers are. Medians of interleaved rounds.
+//! Hot: one buffer repeatedly. Cold: buffers in no CPU cache, in an order that defeats prefetchers; the target is hot, as bounce buffers
+//! are. Medians of interleaved rounds.
 
 use std::hint::black_box;
 use std::time::Instant;
@@ -15,9 +15,9 @@ use portcullis_trace::replay::{MOST_BYTES, TraceMemory};
 
 const SIZES: [u64; 6] = [64, 1500, 4096, 16 << 10, 64 << 10, 128 << 10];
 const ROUNDS: usize = 15;
-/// Bytes from which cold buffers are taken, more than caches hold.
+/// Bytes of all cold buffers, more than caches hold.
 const COLD: u64 = 512 << 20;
-/// Where a trace might have them.
+/// A plausible address of a trace.
 const START: u64 = 0x1_2345_6000;
 
 fn median(mut values: Vec<f64>) -> f64 {
@@ -25,7 +25,7 @@ fn median(mut values: Vec<f64>) -> f64 {
     values[values.len() / 2]
 }
 
-/// Nanoseconds of one call of `copy`, which is told its number.
+/// Nanoseconds of one call of `copy`, with its number as argument.
 fn time(count: u64, mut copy: impl FnMut(u64)) -> f64 {
     let start = Instant::now();
     (0..count).for_each(&mut copy);
@@ -42,7 +42,7 @@ fn main() {
     println!("{:>8}  {:>22}  {:>22}", "bytes", "hot: replay, plain", "cold: replay, plain");
     for len in SIZES {
         let places = COLD / len.next_power_of_two();
-        // Each place once, a large odd number of places apart.
+        // Each place once, at a large odd stride.
         let cold = |n: u64| n.wrapping_mul(0x9e37_79b1) % places * len.next_power_of_two();
         let hot_count = (4 << 20) / len + 64;
         let cold_count = ((64 << 20) / len).min(places).min(20_000);
@@ -50,7 +50,7 @@ fn main() {
         for round in 0..ROUNDS as u64 {
             let shift = round * cold_count;
             let traced = |at: u64| {
-                // SAFETY: both are memory of `memory`, which only this thread uses.
+                // SAFETY: clauses 1 and 2: both are memory of `memory`, which only this thread uses.
                 unsafe { memory.copy(PhysAddr::new(START + at), buffer, len) };
             };
             times[0].push(time(hot_count, |_| traced(0)));

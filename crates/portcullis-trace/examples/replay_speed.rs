@@ -1,11 +1,10 @@
-//! Prints how fast each policy replays the traces named, the time to read them taken off.
+//! Prints how fast each policy replays the given traces, without the time to read them.
 //!
 //! `cargo run --release -p portcullis-trace --example replay_speed -- TRACE...`
 //!
-//! A replay reads the trace as it goes and runs passthrough along as the yardstick, so a policy's own time is
-//! a difference: of a replay under it and one of passthrough alone; for passthrough, of that and of reading
-//! the trace and doing nothing. Medians of interleaved runs. A machine that is busy with something else shows
-//! in them all the same: repeat what looks odd.
+//! A replay reads the trace as it goes and also runs passthrough as the baseline, so a policy's own time is a difference: of a replay under
+//! it and one of passthrough only; for passthrough, of that and of reading the trace without a replay. Medians of interleaved runs. A busy
+//! machine still distorts them: repeat odd results.
 
 use std::process::ExitCode;
 use std::time::Instant;
@@ -15,7 +14,7 @@ use portcullis_trace::replay::{Mode, Options, Profile, ReplayError, Timer, repla
 use portcullis_trace::{Chunk, ReadOptions, Trace};
 
 const RUNS: usize = 5;
-/// As many events at once as a replay reads.
+/// Events of a replay's chunk.
 const CHUNK_EVENTS: usize = 16_384;
 
 /// Seconds to read the trace and to calibrate a clock, as each replay does; and the events.

@@ -1,4 +1,4 @@
-//! Prints what became of the events of each trace named, and how fast it was read.
+//! Prints the summary of each given trace, and how fast it was read.
 //!
 //! `cargo run --release -p portcullis-trace --example summary -- TRACE...`
 

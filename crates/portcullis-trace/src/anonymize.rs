@@ -1,15 +1,14 @@
-//! Recordings without what is private in them, which replay to the same figures.
+//! Recordings without private data, which replay to the same figures.
 //!
-//! Every event is written anew from what a replay needs of it. Kept are: the kind of each event that maps, unmaps or syncs,
-//! its CPU, direction and sizes, the time between events, and how many events were lost. Gone are task names, process
-//! numbers and flags; devices are called `device1`, `device2` in the order in which they appear; the first event is within
-//! a millisecond of time 0; other events keep their time and their place alone; lines that are no events are left out.
+//! Every event is rewritten from the fields that a replay needs. Kept: the kind of each event that maps, unmaps or syncs, its CPU,
+//! direction and sizes, the time between events, and the number of lost events. Removed: task names, process numbers and flags. Devices
+//! become `device1`, `device2` in order of appearance; the first event is within a millisecond of time 0; other events keep only their time
+//! and place; lines that are not events are left out.
 //!
-//! Addresses, physical ones and those that devices see, are replaced by one rule. Memory is cut into stretches without a
-//! gap, of whole blocks of 64 KiB. A stretch moves down as a whole, next to the one below it, with a block between. So it
-//! stays whether two buffers share a page of any size up to 64 KiB, where in that page they lie, what is contiguous, what
-//! large pages fit (a stretch keeps its place within the largest power of two that it holds, up to 1 GiB), and in which order
-//! memory lies. How large the gaps were, and where in the machine's memory all of it was, is gone.
+//! Physical and device addresses are replaced by one rule. Memory is cut into stretches without a gap, of whole blocks of 64 KiB. A stretch
+//! moves down as a whole, next to the one below it, with a block between. This keeps which buffers share a page of any size up to 64 KiB,
+//! their offsets in it, what is contiguous, which large pages fit (a stretch keeps its place within the largest power of two that it holds,
+//! up to 1 GiB), and the order of memory. The sizes of gaps, and the places in the machine's memory, are lost.
 //!
 //! # Cost
 //! Two passes over the recording, and memory for each stretch of its addresses.
@@ -25,19 +24,19 @@ use crate::input::Input;
 use crate::reader::EventReader;
 use crate::stretches::Stretches;
 
-/// A block is 2^this bytes: the largest page of any format that is no leaf of a higher table.
+/// A block is 2^this bytes: the largest base page of any format.
 const BLOCK_BITS: u32 = 16;
 
-/// The largest pages that a table may have are 2^this blocks: 1 GiB.
+/// The largest pages of tables are 2^this blocks: 1 GiB.
 const LARGEST_BITS: u32 = 14;
 
-/// Times move by a multiple of this: the domains' account of a replay reads its clock in steps of a power of two.
+/// Times move by a multiple of this: the domains in a replay read a clock in steps of a power of two.
 const TICK_NS: u64 = 1 << 20;
 
 /// Physical addresses end here.
 const MAX_PHYS: u64 = 1 << 52;
 
-/// A recording that could not be rewritten.
+/// Why a recording could not be rewritten.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum AnonymizeError {
@@ -49,26 +48,26 @@ pub enum AnonymizeError {
     Write(#[from] io::Error),
 }
 
-/// What was written.
+/// Counts of what was written.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Anonymized {
     /// Events, as many as were read.
     pub events: u64,
     /// Devices.
     pub devices: u64,
-    /// Lines that were left out, since they are no events.
+    /// Lines left out, because they are not events.
     pub left_out: u64,
 }
 
-/// Writes what `open` opens, twice, to `out`, without what is private in it.
+/// Writes the recording that `open` opens, twice, to `out`, without private data.
 ///
 /// # Errors
-/// [`AnonymizeError`] where the recording cannot be read to its end, or the result cannot be written.
+/// [`AnonymizeError`] if the recording cannot be read to its end, or the result cannot be written.
 pub fn anonymize<'a>(
     mut open: impl FnMut() -> Result<Input<'a>, TraceError>,
     out: &mut dyn Write,
 ) -> Result<Anonymized, AnonymizeError> {
-    // Of blocks of addresses that were seen.
+    // Stretches of blocks.
     let mut stretches = Stretches::default();
     let mut first_ns = None;
     let mut reader = EventReader::new(open()?, false);
@@ -112,8 +111,8 @@ pub fn anonymize<'a>(
     })
 }
 
-/// Shows `see` the first and the last address of everything that `kind` names; `false` where it names what cannot be, so that
-/// a reader passes the event over.
+/// Calls `see` with the first and the last address of each range of `kind`; `false` if a range is impossible, so that a reader skips the
+/// event.
 fn addresses(kind: &EventKind<'_>, mut see: impl FnMut(u64, u64)) -> bool {
     let mut all = true;
     let mut within = |start: u64, len: u64, most: u64| match start.checked_add(len.max(1) - 1) {
@@ -159,8 +158,8 @@ fn spans(addrs: &[u64], sizes: &[u64], within: &mut impl FnMut(u64, u64, u64)) {
     addrs.iter().zip(sizes).for_each(|(&addr, &size)| within(addr, size, u64::MAX));
 }
 
-/// The entries of a list: as long as the sizes say, or else of unknown lengths. Then they end with their page, but the last,
-/// which may take all that there is.
+/// The entries of a list: with the given sizes, or else of unknown lengths. Then they end with their page, except the last, which may have
+/// all the rest.
 fn entries(phys_addrs: &[u64], sizes: &[u64], within: &mut impl FnMut(u64, u64, u64)) {
     const PAGE: u64 = 4096;
     let told = phys_addrs.len() == sizes.len();
@@ -175,13 +174,13 @@ fn entries(phys_addrs: &[u64], sizes: &[u64], within: &mut impl FnMut(u64, u64, 
     }
 }
 
-/// Where each stretch of blocks goes, by its first: nowhere higher than it was, so nothing comes to lie beyond an end.
+/// The new place of each stretch of blocks, by its first: never higher, so no address exceeds its limit.
 fn moved(stretches: &Stretches) -> BTreeMap<u64, u64> {
     const PHYS_BLOCKS: u64 = MAX_PHYS >> BLOCK_BITS;
     let mut free = 0;
     let place = |(first, last): (u64, u64)| {
         if first >= PHYS_BLOCKS {
-            // Only devices' addresses lie there, and no physical one may come to.
+            // Only device addresses lie above, and physical ones stay below.
             free = free.max(PHYS_BLOCKS);
         }
         let to = if first < PHYS_BLOCKS && last >= PHYS_BLOCKS {
@@ -196,9 +195,9 @@ fn moved(stretches: &Stretches) -> BTreeMap<u64, u64> {
     stretches.iter().map(place).collect()
 }
 
-/// Writes events, each as what a replay needs of it.
+/// Writes each event from the fields that a replay needs.
 struct Writer {
-    /// The first block of each stretch, and where it goes.
+    /// The first block of each stretch, and its new place.
     moved: BTreeMap<u64, u64>,
     first_ns: u64,
     devices: FxHashMap<Box<[u8]>, usize>,
@@ -206,7 +205,7 @@ struct Writer {
 }
 
 impl Writer {
-    /// Writes that events were lost, of which there are `lost` by now.
+    /// Writes a loss of events up to a total of `lost`.
     fn catch_up(&mut self, lost: u64, out: &mut dyn Write) -> io::Result<()> {
         if lost > self.lost {
             writeln!(out, "[LOST {} EVENTS]", lost - self.lost)?;
@@ -259,7 +258,7 @@ impl Writer {
                 writeln!(out)
             }
             EventKind::Alloc { region, phys_addrs, .. } => {
-                // What `dma_alloc` allocates is for both directions.
+                // `dma_alloc` allocates for both directions.
                 let name =
                     if region.dir == Direction::Bidirectional { "dma_alloc" } else { "dma_alloc_pages" };
                 self.region(name, region, out)?;
@@ -289,7 +288,7 @@ impl Writer {
                 writeln!(out, "attach_device_to_domain: IOMMU: device=device{}", self.device(device))
             }
             EventKind::Failed => writeln!(out, "dma_other_err:"),
-            // A reader counts it among those that map nothing.
+            // A reader counts it among events that map nothing.
             EventKind::NotMapping => writeln!(out, "swiotlb_bounced:"),
             EventKind::Other | EventKind::Unreadable => writeln!(out, "other:"),
         }
@@ -304,7 +303,7 @@ impl Writer {
         write!(out, "{name}: device{} dir={dir}", self.device(device))
     }
 
-    /// Writes the device of an event of the IOMMU, where it has one.
+    /// Writes the device of an IOMMU event, if it has one.
     fn named(&mut self, device: &[u8], out: &mut dyn Write) -> io::Result<()> {
         if device.is_empty() { Ok(()) } else { write!(out, "dev=device{} ", self.device(device)) }
     }
@@ -342,7 +341,7 @@ impl Writer {
         }
     }
 
-    /// What `address`, one that the first pass saw, becomes.
+    /// The new `address` of one that the first pass saw.
     fn address(&self, address: u64) -> u64 {
         let block = address >> BLOCK_BITS;
         let (first, to) = self.moved.range(..=block).next_back().map_or((0, 0), |(&first, &to)| (first, to));
@@ -350,7 +349,7 @@ impl Writer {
     }
 }
 
-/// Writes attributes, which are names as the kernel has them, and ends the line.
+/// Writes attributes, which are kernel names, and ends the line.
 fn attributes(attrs: &[u8], out: &mut dyn Write) -> io::Result<()> {
     if !attrs.is_empty()
         && attrs.iter().all(|b| b.is_ascii_uppercase() || b.is_ascii_digit() || b"_|".contains(b))

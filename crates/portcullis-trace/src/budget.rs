@@ -1,18 +1,18 @@
-//! How much memory a program may take for what a file says, and what it has taken.
+//! A program's memory limit for the contents of a file, and its usage.
 //!
-//! A recording of a hundred bytes can name memory, devices and times without end, and each replayed policy keeps account of them.
-//! So memory is counted where it is taken, in the program's allocator: no structure can be forgotten. A program makes [`Counted`]
-//! its global allocator, and sets a limit with [`set_limit`]. Then
-//! - reading and replaying end with an error that names the line once less than a sixteenth of it is left ([`check`]), or before
-//!   they begin with what is known to need more ([`check_with`]);
-//! - an allocation that would exceed the limit all the same, such as a large table that grows, never returns: `full` ends the program.
+//! A recording of a hundred bytes can name unlimited memory, devices and times, and each replayed policy tracks them. So the program's
+//! allocator counts memory: no structure can be forgotten. A program makes [`Counted`] its global allocator, and sets a limit with
+//! [`set_limit`]. Then
+//! - reading and replaying end with an error that names the line once less than a sixteenth of it is left ([`check`]), or before they begin
+//!   something that is known to need more ([`check_with`]);
+//! - an allocation that would still exceed the limit, such as a large table that grows, never returns: `full` ends the program.
 //!
-//! Bytes are counted as glibc's `malloc` lays them out: with 8 bytes before each allocation, rounded up to 16, and to whole pages
-//! from 128 KiB on. What is not counted is what no allocator gives out (the program's own code, its stacks), and what the
-//! operating system keeps because freed memory lies scattered.
+//! Bytes are counted as in glibc's `malloc`: with 8 bytes before each allocation, rounded up to 16, and to whole pages from 128 KiB on. Not
+//! counted is memory outside the allocator (the program's code, its stacks), and memory that stays with the process because of
+//! fragmentation.
 //!
-//! Cost: each thread counts by itself, and adds to what all share when that is more than [`STEP`] bytes away. So the count is
-//! exact to as much for each thread. No call takes a lock.
+//! Cost: each thread counts locally, and adds to the shared counter when it is more than [`STEP`] bytes away. So the count is exact to that
+//! for each thread. No call takes a lock.
 #![allow(unsafe_code, reason = "a global allocator is an unsafe trait")]
 
 use std::alloc::{GlobalAlloc, Layout, System};
@@ -22,16 +22,16 @@ use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
 
 use crate::figures::bytes;
 
-/// What a program may take unless it is said otherwise: 2 GiB.
+/// The default limit: 2 GiB.
 pub const USUAL: u64 = 2 << 30;
 
-/// The least limit: below, the structures of one policy and one device do not fit.
+/// The lowest limit: with less, the structures of one policy and one device do not fit.
 pub const LEAST: u64 = 64 << 20;
 
-/// How many bytes a thread counts by itself.
+/// Bytes that a thread counts locally.
 pub const STEP: i64 = 64 << 10;
 
-/// From this size on the C library maps whole pages for an allocation.
+/// From this size on glibc maps whole pages for an allocation.
 const MAPPED: usize = 128 << 10;
 
 static USED: AtomicI64 = AtomicI64::new(0);
@@ -44,14 +44,14 @@ thread_local! {
     static OWN: Cell<i64> = const { Cell::new(0) };
 }
 
-/// The system's allocator, with an account of what it gives out.
+/// The system's allocator, with a count.
 #[derive(Debug)]
 pub struct Counted {
     full: fn(Over) -> !,
 }
 
 impl Counted {
-    /// `full` is called in place of an allocation that would exceed the limit, which is off from then on. It must not unwind.
+    /// Calls `full` instead of an allocation that would exceed the limit, which is off from then on. It must not unwind.
     pub const fn new(full: fn(Over) -> !) -> Self {
         Self { full }
     }
@@ -68,7 +68,7 @@ impl Counted {
     }
 }
 
-/// Adds to what this thread has counted; all of it, once it is to be added to what all share.
+/// Adds to this thread's count; returns all of it when it must be added to the shared one.
 fn count(bytes: i64) -> Option<i64> {
     OWN.try_with(|own| {
         let sum = own.get() + bytes;
@@ -80,48 +80,48 @@ fn count(bytes: i64) -> Option<i64> {
     .unwrap_or(Some(bytes))
 }
 
-/// What an allocation of `size` bytes takes.
+/// The counted bytes of an allocation of `size` bytes.
 fn taken(size: usize) -> i64 {
     let granule = if size >= MAPPED { 4096 } else { 16 };
-    // No layout is larger than `isize::MAX`, and no allocation of more than the address space is tried.
+    // No layout is larger than `isize::MAX`, and no allocation exceeds the address space.
     (size.saturating_add(8).next_multiple_of(granule).max(32)) as i64
 }
 
-// SAFETY: all memory is the system's allocator's, which is asked for exactly what the caller asks for.
+// SAFETY: each method passes its call on to the system's allocator.
 unsafe impl GlobalAlloc for Counted {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         self.take(taken(layout.size()));
-        // SAFETY: the caller's promise.
+        // SAFETY: the contract of `alloc` is the caller's.
         unsafe { System.alloc(layout) }
     }
 
     unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
         self.take(taken(layout.size()));
-        // SAFETY: the caller's promise.
+        // SAFETY: the contract of `alloc_zeroed` is the caller's.
         unsafe { System.alloc_zeroed(layout) }
     }
 
     unsafe fn dealloc(&self, at: *mut u8, layout: Layout) {
         self.take(-taken(layout.size()));
-        // SAFETY: the caller's promise.
+        // SAFETY: the contract of `dealloc` is the caller's.
         unsafe { System.dealloc(at, layout) }
     }
 
     unsafe fn realloc(&self, at: *mut u8, layout: Layout, size: usize) -> *mut u8 {
         self.take(taken(size) - taken(layout.size()));
-        // SAFETY: the caller's promise.
+        // SAFETY: the contract of `realloc` is the caller's.
         unsafe { System.realloc(at, layout, size) }
     }
 }
 
-/// More memory is wanted than there may be.
+/// The memory limit was exceeded.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Over {
-    /// Bytes that are in use.
+    /// Bytes in use.
     pub used: u64,
-    /// Bytes that are wanted besides, as far as that is known.
+    /// Further bytes requested, as far as that is known.
     pub wanted: u64,
-    /// Bytes that may be in use.
+    /// The limit in bytes.
     pub limit: u64,
 }
 
@@ -138,10 +138,10 @@ impl fmt::Display for Over {
     }
 }
 
-/// The most that is named as a size for `--memory`: 1 TiB.
+/// The largest suggestion for `--memory`: 1 TiB.
 const MOST_NAMED: u64 = 1 << 40;
 
-/// The next size after `limit` that is `enough`, doubled again and again; `None` where no machine has as much.
+/// The first doubling of `limit` that is `enough`; `None` if no machine has as much.
 pub(crate) fn more(limit: u64, enough: impl Fn(u64) -> bool) -> Option<u64> {
     let mut next = limit.checked_next_power_of_two()?;
     loop {
@@ -152,14 +152,14 @@ pub(crate) fn more(limit: u64, enough: impl Fn(u64) -> bool) -> Option<u64> {
     }
 }
 
-/// What to do where memory is not enough: the size to give it, if one is, and the options by which less is enough.
+/// Advice when memory is short: a limit that suffices, if one does, and options that need less.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct WayOut(pub(crate) Option<u64>);
 
 impl fmt::Display for WayOut {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.0 {
-            // As the option takes it.
+            // In the option's syntax.
             Some(size) if size < 1 << 30 => write!(f, "try --memory {}M, or make it less", size >> 20)?,
             Some(size) => write!(f, "try --memory {}G, or make it less", size >> 30)?,
             None => f.write_str("make it less")?,
@@ -170,49 +170,49 @@ impl fmt::Display for WayOut {
 
 impl std::error::Error for Over {}
 
-/// Lets the program take `bytes`, [`LEAST`] at the least.
+/// Sets the limit to `bytes`, at least [`LEAST`].
 pub fn set_limit(bytes: u64) {
     LIMIT.store(bytes.max(LEAST), Ordering::Relaxed);
 }
 
-/// What the program may take; `u64::MAX` where nothing was said.
+/// The limit; `u64::MAX` if none is set.
 pub fn limit() -> u64 {
     LIMIT.load(Ordering::Relaxed)
 }
 
-/// Bytes in use; 0 where no [`Counted`] is the program's allocator.
+/// Bytes in use; 0 unless [`Counted`] is the program's allocator.
 pub fn used() -> u64 {
     USED.load(Ordering::Relaxed).max(0) as u64
 }
 
-/// The line of a recording that is being read is `line`.
+/// Sets the current line of a recording.
 pub(crate) fn at_line(line: u64) {
     LINE.store(line, Ordering::Relaxed);
 }
 
-/// The line of the recording that was read last; `None` where none was.
+/// The last line of the recording; `None` before the first.
 pub fn line() -> Option<u64> {
     Some(LINE.load(Ordering::Relaxed)).filter(|line| *line > 0)
 }
 
-/// The most bytes that were in use at once.
+/// The most bytes in use so far.
 pub fn peak() -> u64 {
     PEAK.load(Ordering::Relaxed).max(0) as u64
 }
 
-/// Whether there is memory left to go on with.
+/// Checks for enough memory to go on.
 ///
 /// # Errors
-/// [`Over`] where less than a sixteenth of the limit is left.
+/// [`Over`] if less than a sixteenth of the limit is left.
 #[inline]
 pub fn check() -> Result<(), Over> {
     check_with(0)
 }
 
-/// Whether `bytes` more fit, and some are left then.
+/// Checks that `bytes` more fit, with some left.
 ///
 /// # Errors
-/// [`Over`] where less than a sixteenth of the limit would be left.
+/// [`Over`] if less than a sixteenth of the limit would be left.
 #[inline]
 pub fn check_with(bytes: u64) -> Result<(), Over> {
     let (used, limit) = (used(), limit());
@@ -240,7 +240,7 @@ mod tests {
             "66.1 MB of memory are in use, 3.1 MB more are wanted, and --memory allows 67.1 MB: try --memory 128M, or make it less by \
              --device, --limit or --policy"
         );
-        // The named size has room for more than is wanted.
+        // The suggested size has room for more than requested.
         let tried = |text: String| text.split("try --memory ").nth(1).map(|rest| rest[..4].to_owned());
         assert_eq!(tried(over(63 << 20, 57 << 20, 64 << 20)).as_deref(), Some("256M"));
         assert_eq!(tried(over(2 << 30, 0, 2 << 30)).as_deref(), Some("4G, "));

@@ -1,7 +1,7 @@
-//! What can go wrong with a trace: errors that end the reading, and warnings that do not.
+//! Errors, which end the reading of a trace, and warnings, which do not.
 //!
-//! Both carry the numbers a person needs to find the place. Text taken from the file is shortened, and it and names of files
-//! are [`Printable`], so neither can write to the terminal through a message.
+//! Both carry the numbers that locate the place. Text from the file is shortened, and it and file names are [`Printable`], so neither can
+//! send control sequences to the terminal through a message.
 
 use std::fmt::{self, Write};
 use std::io;
@@ -12,10 +12,10 @@ use crate::figures::number_of;
 use crate::input::Format;
 use crate::printable::{Printable, is_plain};
 
-/// How many characters of the file's own text a message may hold.
+/// The most characters of the file's text in a message.
 const EXCERPT_CHARS: usize = 60;
 
-/// What can be read, and where it says how to get it.
+/// The readable formats, and how to get them.
 const EXPECTED: &str = "Expected is the text of Linux's tracefs, `perf script` or `trace-cmd report`, plain, gzip or zstd: \
     docs/replay.md#recording-a-trace says how to record it";
 
@@ -32,23 +32,23 @@ pub enum TraceError {
     Io {
         /// The file.
         path: PathBuf,
-        /// What the operating system said.
+        /// The operating system's error.
         source: io::Error,
     },
     /// It is a directory.
     #[error("{} is a directory: name the recording itself", Printable(path.display()))]
     Directory {
-        /// Where it is.
+        /// Its path.
         path: PathBuf,
     },
-    /// The file is in a form that another program turns into text.
+    /// The file needs conversion to text by another program.
     #[error("{} is {what}, which is not read: {instead} makes the text that is", Printable(name))]
     Binary {
         /// The file.
         name: String,
-        /// What it is.
+        /// Its format.
         what: &'static str,
-        /// The command that makes text of it.
+        /// The command that converts it to text.
         instead: &'static str,
     },
     /// The file holds nothing but blank lines and comments.
@@ -59,7 +59,7 @@ pub enum TraceError {
         /// How many lines it has.
         lines: u64,
     },
-    /// The file holds text, but no line of it is a trace event.
+    /// The file is text, but no line of it is a trace event.
     #[error(
         "{} is not a trace: no line is an event (\"TASK-PID [CPU] TIME: EVENT: ...\"), and line {line} is \
          \"{found}\". {EXPECTED}",
@@ -73,7 +73,7 @@ pub enum TraceError {
         /// That line, shortened.
         found: String,
     },
-    /// The compressed file ends before its contents do.
+    /// The compressed file is truncated.
     #[error(
         "{}: truncated {format} archive: it ends after {}, in line {line} of its text, where \
          more must follow",
@@ -87,9 +87,9 @@ pub enum TraceError {
         format: Format,
         /// Compressed bytes read.
         after_bytes: u64,
-        /// The line in which the text breaks off.
+        /// The line at which the text breaks off.
         line: u64,
-        /// What the decompressor said.
+        /// The decompressor's error.
         source: io::Error,
     },
     /// The compressed file is damaged.
@@ -105,12 +105,12 @@ pub enum TraceError {
         format: Format,
         /// Compressed bytes read.
         after_bytes: u64,
-        /// The line in which the text breaks off.
+        /// The line at which the text breaks off.
         line: u64,
-        /// What the decompressor said.
+        /// The decompressor's error.
         source: io::Error,
     },
-    /// The times are counts of a clock that does not count seconds.
+    /// The times are not in seconds.
     #[error(
         "{}: line {line}: the time \"{found}\" is a count without a unit, as of the trace clocks counter and \
          x86-tsc: choose one that counts seconds before recording (echo mono > /sys/kernel/tracing/trace_clock)",
@@ -121,10 +121,10 @@ pub enum TraceError {
         name: String,
         /// The line.
         line: u64,
-        /// What stands where the time should be.
+        /// The text in place of the time.
         found: String,
     },
-    /// The events of several CPUs do not stand in the order of time, and are too far from it to be put there.
+    /// Events of several CPUs are out of timestamp order, and too far to be sorted.
     #[error(
         "{}: line {line}: an event of CPU {cpu} is {:.3} ms older than one of CPU {before} that stands above it: \
          events must stand in the order of time, as /sys/kernel/tracing/trace has them, but for 1 ms (and 16 MiB of \
@@ -137,24 +137,24 @@ pub enum TraceError {
         name: String,
         /// The line.
         line: u64,
-        /// The CPU whose event is late.
+        /// The CPU of the late event.
         cpu: u32,
         /// The CPU of the event with the latest time so far.
         before: u32,
         /// How much earlier it is, in nanoseconds.
         back_ns: u64,
     },
-    /// The recording wants more memory than there may be.
+    /// The recording needs more memory than the limit.
     #[error("{}: line {line}: {over}", Printable(name))]
     Memory {
         /// The file.
         name: String,
         /// The line.
         line: u64,
-        /// How much.
+        /// The numbers.
         over: Over,
     },
-    /// An archive of next to nothing becomes text without end.
+    /// A decompression bomb.
     #[error(
         "{}: {} of this {format} archive make more than {} of text, by line {line}, as no \
          recording's do: what it holds can be read from a file that is not packed",
@@ -174,7 +174,7 @@ pub enum TraceError {
         /// The line of the text.
         line: u64,
     },
-    /// A warning, where the options ask that none be passed over.
+    /// A warning, in strict mode.
     #[error("{}: {warning}", Printable(name))]
     Strict {
         /// The file.
@@ -184,14 +184,14 @@ pub enum TraceError {
     },
 }
 
-/// Something in the file that had to be passed over.
+/// Something in the file that was skipped.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Warning {
     /// The line, counted from 1.
     pub line: u64,
-    /// What should have stood there.
+    /// What was expected.
     pub expected: String,
-    /// What stood there instead, shortened and escaped.
+    /// What was found, shortened and escaped.
     pub found: String,
 }
 
@@ -201,14 +201,14 @@ impl fmt::Display for Warning {
     }
 }
 
-/// `text` shortened to what fits in a message, [`Printable`] and with broken UTF-8 made visible.
+/// `text` shortened for a message, [`Printable`] and with broken UTF-8 made visible.
 pub(crate) fn excerpt(text: &[u8]) -> String {
-    // Four bytes make at most one character, so no more of a long line than this can show.
+    // A character has at most four bytes, so no more of a long line can show.
     let head = text.get(..EXCERPT_CHARS * 4).unwrap_or(text);
     let mut out = String::new();
     let mut shown = 0;
     for c in String::from_utf8_lossy(head).chars() {
-        // An escape counts at its printed width: that is what the limit is about.
+        // An escape counts with its printed width.
         let width = if is_plain(c) { 1 } else { c.escape_unicode().count() };
         if shown + width > EXCERPT_CHARS {
             out.push_str("...");

@@ -1,6 +1,6 @@
-//! Figures as people say them.
+//! Human-readable figures.
 
-/// A number with its thousands set apart: `65,535`.
+/// A number with thousands separators: `65,535`.
 pub fn count(n: u64) -> String {
     let digits = n.to_string();
     let mut text = String::with_capacity(digits.len() + digits.len() / 3);
@@ -13,7 +13,7 @@ pub fn count(n: u64) -> String {
     text
 }
 
-/// `1 map`, `2 maps`. Of a thing whose plural is another one, [`number_of_these`] has both.
+/// `1 map`, `2 maps`. For irregular plurals see [`number_of_these`].
 pub fn number_of(n: u64, thing: &str) -> String {
     format!("{} {thing}{}", count(n), if n == 1 { "" } else { "s" })
 }
@@ -23,7 +23,7 @@ pub fn number_of_these(n: u64, one: &str, several: &str) -> String {
     format!("{} {}", count(n), if n == 1 { one } else { several })
 }
 
-/// Bytes: `77 kB`, with a thousand of a unit to the next.
+/// Bytes with decimal units: `77 kB`.
 pub fn bytes(bytes: f64) -> String {
     match bytes {
         _ if bytes < 1.0 => "< 1 byte".into(),

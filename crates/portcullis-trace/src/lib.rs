@@ -1,17 +1,15 @@
-//! DMA traces: reading what Linux recorded and turning it into operations that can be replayed.
+//! DMA traces: reads recordings of Linux and turns them into operations that can be replayed.
 //!
-//! A trace is the text of `/sys/kernel/tracing/trace` with the `dma:*` and `iommu:*` events switched on, plain or
-//! compressed. [`Trace`] reads it front to back and hands out [`Chunk`]s of [`Op`]s, in which every unmap names
-//! the map it ends; [`Summary`] says what became of every single event.
+//! A trace is the text of `/sys/kernel/tracing/trace` with the `dma:*` and `iommu:*` events enabled, plain or compressed. [`Trace`] reads
+//! it front to back and returns [`Chunk`]s of [`Op`]s, in which every unmap names its map; [`Summary`] accounts for every event.
 //!
 //! # Guarantees
-//! No input makes this crate panic or use memory without bound for one line: what cannot be understood becomes a
-//! [`Warning`] with its line number, or a [`TraceError`] that names the file. Every event falls into exactly one
-//! category of the summary.
+//! No input makes this crate panic or use unbounded memory for one line: text that it cannot parse becomes a [`Warning`] with its line
+//! number, or a [`TraceError`] that names the file. Every event falls into exactly one category of the summary.
 //!
 //! # Cost
-//! One pass. Memory grows with the number of mappings alive at once and of distinct addresses seen, not with the
-//! length of the file. Nothing is allocated per line in the steady state.
+//! One pass. Memory grows with the number of concurrent mappings and of distinct addresses, not with the length of the file. Nothing is
+//! allocated per line in the steady state.
 #![deny(unsafe_code)]
 
 pub mod anonymize;

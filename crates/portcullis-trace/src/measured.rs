@@ -1,12 +1,11 @@
-//! What the machine's CPUs did while a recording was made: one line of comment at its head, which `portcullis record` writes and other
-//! readers pass over.
+//! The CPU usage during a recording: a comment line at its beginning, which `portcullis record` writes and other readers skip.
 
 use std::fmt;
 
-/// What stands before the figures.
+/// The prefix of the figures.
 const MARK: &str = "# portcullis:";
 
-/// How long it was recorded, and how busy the CPUs were meanwhile.
+/// The length of the recording, and the CPU usage.
 ///
 /// ```
 /// use portcullis_trace::Measured;
@@ -20,17 +19,17 @@ const MARK: &str = "# portcullis:";
 pub struct Measured {
     /// CPUs that were online.
     pub cpus: u32,
-    /// From when events were switched on to when they were switched off, in nanoseconds.
+    /// From enabling to disabling the events, in nanoseconds.
     pub wall_ns: u64,
-    /// CPU time of the whole machine in between, in nanoseconds: all but idling and waiting for disks. It has the recorder's own in it,
-    /// and what the kernel takes to record.
+    /// CPU time of the whole machine in between, in nanoseconds, except idle and I/O wait. It includes the recorder's, and the kernel's for
+    /// tracing.
     pub busy_ns: u64,
     /// CPU time of the recorder, in nanoseconds.
     pub own_ns: u64,
 }
 
 impl Measured {
-    /// Reads `line`, a comment; `None` where it is another, or has figures that cannot be.
+    /// Parses `line`, a comment; `None` if it is another, or has impossible figures.
     pub fn read(line: &[u8]) -> Option<Self> {
         let rest = std::str::from_utf8(line).ok()?.strip_prefix(MARK)?;
         let value = |key: &str| {
@@ -46,7 +45,7 @@ impl Measured {
         (measured.cpus > 0 && measured.wall_ns > 0).then_some(measured)
     }
 
-    /// How much of the CPUs' time was in use, from 0 to 1.
+    /// The CPU usage, from 0 to 1.
     pub fn share(&self) -> f64 {
         (self.busy_ns as f64 / (self.wall_ns as f64 * f64::from(self.cpus))).min(1.0)
     }

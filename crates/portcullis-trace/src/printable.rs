@@ -1,14 +1,13 @@
-//! Text that others wrote, made safe to show: names of files, and whatever stands in files.
+//! Untrusted text made safe to display: file names, and the contents of files.
 //!
-//! A terminal obeys control characters: the sequences that they begin move the cursor, wipe the screen, set its title or
-//! answer as if somebody had typed. Characters that turn the direction of writing, or that take no room, show a name as another
-//! one. [`is_plain`] says which characters are neither, and [`Printable`] makes all others visible as `\u{1b}`. Whatever
-//! prints such text prints it through here.
+//! A terminal interprets control characters: their sequences move the cursor, clear the screen, set its title or answer as if somebody had
+//! typed. Characters that change the writing direction, or have no width, disguise a name. [`is_plain`] excludes both, and [`Printable`]
+//! escapes such characters as `\u{1b}`. All code that prints such text prints it through here.
 
 use std::fmt::{self, Display, Write};
 
-/// Whether `c` shows as itself and as nothing else. Not so: control characters (C0, DEL and C1), what ends a line or a
-/// paragraph, and what Unicode calls format characters: those that turn the direction of writing, take no room, or are tags.
+/// Whether `c` shows as itself. Excluded: control characters (C0, DEL and C1), line and paragraph separators, and Unicode's format
+/// characters, which change the writing direction, have no width, or are tags.
 pub fn is_plain(c: char) -> bool {
     let is_format = matches!(c,
         '\u{ad}' | '\u{600}'..='\u{605}' | '\u{61c}' | '\u{6dd}' | '\u{70f}' | '\u{180e}' | '\u{200b}'..='\u{200f}'
@@ -17,7 +16,7 @@ pub fn is_plain(c: char) -> bool {
     !c.is_control() && !is_format
 }
 
-/// Shows what it holds with nothing in it that [is not plain](is_plain): such a character becomes its number, as in `\u{1b}`.
+/// Displays its value with characters escaped that [are not plain](is_plain), as in `\u{1b}`.
 ///
 /// ```
 /// use portcullis_trace::Printable;
@@ -27,10 +26,10 @@ pub fn is_plain(c: char) -> bool {
 #[derive(Debug, Clone, Copy)]
 pub struct Printable<T>(pub T);
 
-/// Characters of a line of a message that are shown: what stands in a file may be a megabyte without a blank.
+/// The most characters of a line in a message: a file may have a megabyte without a blank.
 const MOST_SHOWN: usize = 2_000;
 
-/// The same for a message of several lines, which stay apart. Of each, what is beyond 2,000 characters is left out.
+/// The same for a message of several lines. Truncates each to 2,000 characters.
 #[derive(Debug, Clone, Copy)]
 pub struct PrintableLines<T>(pub T);
 
@@ -46,11 +45,11 @@ impl<T: Display> Display for PrintableLines<T> {
     }
 }
 
-/// Passes text on, and escapes.
+/// Escapes text.
 struct Escaped<'a, W> {
     out: &'a mut W,
     lines: bool,
-    /// Characters that are shown yet of this line.
+    /// Characters left of this line.
     left: usize,
 }
 

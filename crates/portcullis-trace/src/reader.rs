@@ -1,6 +1,6 @@
-//! A stream of text to a stream of events in the order of time, with line numbers and warnings.
+//! A text stream to a stream of events in timestamp order, with line numbers and warnings.
 //!
-//! Bytes that are not UTF-8 are no obstacle. Nothing is allocated per line in the steady state.
+//! Accepts bytes that are not UTF-8. Nothing is allocated per line in the steady state.
 
 mod lines;
 mod order;
@@ -15,16 +15,16 @@ use crate::summary::Summary;
 pub use lines::MAX_LINE;
 use order::Ordered;
 
-/// Reads events one after the other.
+/// Reads events one by one.
 #[derive(Debug)]
 pub struct EventReader<'a> {
     lines: Ordered<'a>,
     lists: Lists,
     summary: Summary,
-    /// The first line that should have been an event and was not.
+    /// The first line that is no event but should be.
     stray: Option<(u64, String)>,
     strict: bool,
-    /// It was told that times are no clock's.
+    /// The warning about late events was given.
     told_late: bool,
 }
 
@@ -42,12 +42,12 @@ impl<'a> EventReader<'a> {
         }
     }
 
-    /// Where the text comes from.
+    /// The source of the text.
     pub fn input(&self) -> &Input<'a> {
         self.lines.input()
     }
 
-    /// What was counted so far.
+    /// The counts so far.
     pub fn summary(&self) -> &Summary {
         &self.summary
     }
@@ -56,14 +56,14 @@ impl<'a> EventReader<'a> {
         &mut self.summary
     }
 
-    /// Reads on to the next event and shows it to `visit`, with the summary to count it in; `false` at the end. One that
-    /// cannot be read is shown, too, and counted as skipped already.
+    /// Reads the next event and passes it to `visit`, with the summary to count it in; `false` at the end. An event that cannot be parsed
+    /// is passed, too, and already counted as skipped.
     ///
     /// An event borrows from the reader's buffer, hence the closure.
     ///
     /// # Errors
-    /// [`TraceError`] for an input that cannot be read to its end, holds no event, or has some that cannot be put in the
-    /// order of time, and, where the reader is strict, for the first warning. What stands before comes first.
+    /// [`TraceError`] for an input that cannot be read to its end, has no event, or has some that cannot be sorted by timestamp, and, in
+    /// strict mode, for the first warning. Everything before it is read first.
     pub fn read_event(
         &mut self,
         mut visit: impl FnMut(&Event<'_>, &mut Summary),
@@ -152,7 +152,7 @@ impl<'a> EventReader<'a> {
         }
     }
 
-    /// With `strict`, turns the first warning into an error.
+    /// In strict mode, turns the first warning into an error.
     pub(crate) fn check(&self) -> Result<(), TraceError> {
         if self.strict { self.summary.strict_error() } else { Ok(()) }
     }
@@ -169,7 +169,7 @@ impl<'a> EventReader<'a> {
     }
 }
 
-/// What was expected, and what stood there instead.
+/// What was expected, and what was found.
 fn warning(error: ParseError<'_>) -> (String, String) {
     (error.expected.to_owned(), format!("\"{}\"", excerpt(error.found)))
 }

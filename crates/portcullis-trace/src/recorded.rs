@@ -1,53 +1,53 @@
-//! What kind of recording it is. Linux has changed its events, so what a recording can tell depends on the kernel that made it, on its
-//! IOMMU and how that is set, and on the events that were switched on. None of this stands in a recording: an [`Era`] is known by
-//! the events that are met. `docs/replay.md` has a table of them.
+//! The kind of a recording. Linux has changed its events, so a recording's contents depend on the kernel, on its IOMMU and its
+//! configuration, and on the enabled events. A recording does not say any of this: the events identify an [`Era`]. `docs/replay.md` has a
+//! table of them.
 
 use serde::{Deserialize, Serialize};
 
 use crate::figures::number_of_these;
 use crate::summary::Summary;
 
-/// A way in which Linux records mappings, as it is met in a recording. Who prints them names each: one more is a change for all of them.
+/// A way in which Linux records mappings, identified in a recording. Printing code matches all of them: a new one changes it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Era {
-    /// Each mapping has a `dma_*` event, and the IOMMU's events say which memory lies behind it.
+    /// Each mapping has a `dma_*` event, and the IOMMU's events have its memory.
     DmaAndIommu,
-    /// Each mapping has a `dma_*` event. No event of an IOMMU is there, and devices use the memory's own addresses.
+    /// Each mapping has a `dma_*` event. There are no IOMMU events, and device addresses are physical ones.
     Untranslated,
-    /// Each mapping that is there has a `dma_*` event. No event of an IOMMU is there, but devices use other addresses than the
-    /// memory's: of an IOMMU, or of bounce buffers.
+    /// Each recorded mapping has a `dma_*` event. There are no IOMMU events, but device addresses are not physical ones: there is an IOMMU,
+    /// or bounce buffers.
     DmaAlone,
-    /// There are events of the IOMMU alone.
+    /// There are only IOMMU events.
     IommuAlone,
-    /// Some mappings have `dma_*` events, and others events of the IOMMU alone.
+    /// Some mappings have `dma_*` events, and others only IOMMU events.
     Mixed,
-    /// Of the IOMMU there are unmaps alone, beside `dma_*` events.
+    /// Of the IOMMU there are only unmaps, beside `dma_*` events.
     UnmapsAlone,
-    /// Events, and nothing mapped.
+    /// Events, but no mapping.
     Nothing,
     /// Allocations have no direction.
     AllocationsWithoutDirection,
-    /// Allocations have a direction that cannot be.
+    /// Allocations have an invalid direction.
     AllocationsUnreadable,
     /// Maps of the IOMMU have no size.
     MapsWithoutSize,
 }
 
-/// An era, how much of the recording is of it, and what it hides.
+/// An era, its share of the recording, and what it hides.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Recorded {
-    /// Which.
+    /// The era.
     pub era: Era,
-    /// Mappings that are of it, allocations for those of allocations, or events for `MapsWithoutSize`.
+    /// Its mappings; allocations for eras of allocations, or events for `MapsWithoutSize`.
     pub count: u64,
-    /// What it hides, and what to switch on to see it; `None` where it hides nothing. Sentences, of which the last has no full stop
-    /// and the first no capital letter.
+    /// What it hides, and what to enable to see it; `None` if nothing. Sentences, the last without a full stop and the first without a
+    /// capital letter.
     pub hides: Option<String>,
 }
 
 impl Recorded {
-    /// All eras that `summary` shows: one of how mappings are recorded, and then the oddities.
+    /// All eras of `summary`: first the one of mappings, then the oddities.
     pub(crate) fn of(summary: &Summary) -> Vec<Self> {
         let mut all = vec![Self::base(summary)];
         let mut add = |era, count: u64, hides: Option<&str>| {

@@ -1,17 +1,17 @@
-//! A set of numbers, kept as its stretches without a gap: no two of them touch.
+//! A set of numbers as disjoint, non-adjacent ranges.
 //!
-//! Cost: O(log n) for n stretches; memory for each stretch.
+//! Cost: O(log n) for n ranges; memory for each range.
 
 use std::collections::BTreeMap;
 
-/// The last number of each stretch by its first.
+/// The last number of each range by its first.
 #[derive(Debug, Default)]
 pub(crate) struct Stretches(BTreeMap<u64, u64>);
 
 impl Stretches {
     /// Adds the numbers from `first` to `last`.
     pub(crate) fn add(&mut self, mut first: u64, mut last: u64) {
-        // All that touch it become one with it.
+        // Merges all adjacent ones.
         while let Some((&start, &end)) = self.0.range(..=last.saturating_add(1)).next_back() {
             if end.saturating_add(1) < first {
                 break;
@@ -25,12 +25,11 @@ impl Stretches {
         self.0.insert(first, last);
     }
 
-    /// Whether `number` was added.
     pub(crate) fn holds(&self, number: u64) -> bool {
         self.0.range(..=number).next_back().is_some_and(|(_, &end)| number <= end)
     }
 
-    /// The first and the last number of each stretch, in order.
+    /// The first and the last number of each range, in order.
     pub(crate) fn iter(&self) -> impl Iterator<Item = (u64, u64)> {
         self.0.iter().map(|(&first, &last)| (first, last))
     }

@@ -1,4 +1,4 @@
-//! What became of a trace: a count for every event, and the warnings.
+//! The counts of a trace's events, and the warnings.
 
 use std::collections::BTreeMap;
 
@@ -6,18 +6,18 @@ use crate::error::{TraceError, Warning, excerpt};
 use crate::measured::Measured;
 use crate::recorded::Recorded;
 
-/// How many warnings are kept in full; the rest are only counted.
+/// Warnings that are kept in full; the rest are only counted.
 pub const KEPT_WARNINGS: usize = 20;
 
-/// How many names of events are told apart; the rest count together.
+/// Event names that are distinguished; the rest count together.
 const KEPT_NAMES: usize = 32;
 
-/// Whether `part` is at most one in a hundred of `all`: so little changes no mean by more than what a simulation resolves.
+/// Whether `part` is at most one in a hundred of `all`: too little to change a mean visibly.
 fn few(part: u64, all: u64) -> bool {
     part <= all / 100
 }
 
-/// Counts `name`. Allocates for a new name only.
+/// Counts `name`. Allocates only for a new name.
 fn count_name(names: &mut BTreeMap<String, u64>, name: &[u8]) {
     if let Some(count) = std::str::from_utf8(name).ok().and_then(|name| names.get_mut(name)) {
         *count += 1;
@@ -27,12 +27,12 @@ fn count_name(names: &mut BTreeMap<String, u64>, name: &[u8]) {
     *names.entry(name).or_default() += 1;
 }
 
-/// Unmaps, frees or syncs that belong to no mapping of this file, by reason.
+/// Unmaps, frees or syncs without a mapping in this file, by reason.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Unpaired {
-    /// Never seen mapped: the mapping is older than the recording.
+    /// Never mapped in it: the mapping is older than the recording.
     pub before_recording: u64,
-    /// Seen unmapped before, with no map since.
+    /// Unmapped before, with no map since.
     pub already_unmapped: u64,
     /// Events were lost before it: the map may be among them.
     pub after_loss: u64,
@@ -45,11 +45,10 @@ impl Unpaired {
     }
 }
 
-/// What a trace held, and what became of each event.
+/// The contents of a trace, with the category of each event.
 ///
-/// The counts are complete once [`Trace::next_chunk`](crate::Trace::next_chunk) has returned `false`; then
-/// [`accounted`](Self::accounted) equals [`events`](Self::events). Before, events of the IOMMU whose owner is not
-/// yet known are in no category.
+/// The counts are complete once [`Trace::next_chunk`](crate::Trace::next_chunk) has returned `false`; then [`accounted`](Self::accounted)
+/// equals [`events`](Self::events). Before, IOMMU events with an undecided owner are in no category.
 #[derive(Debug, Clone, Default)]
 #[non_exhaustive]
 pub struct Summary {
@@ -61,12 +60,11 @@ pub struct Summary {
     pub text_bytes: u64,
     /// Trace events of any kind.
     pub events: u64,
-    /// The earliest and the latest time of events that were read, whatever became of them, in nanoseconds; `None` before
-    /// the first.
+    /// The earliest and the latest time of all events, in nanoseconds; `None` before the first.
     pub times_ns: Option<(u64, u64)>,
-    /// Events that stood below a later one of another CPU, by at most 1 ms, and were put in the order of time.
+    /// Events below a later one of another CPU, by at most 1 ms, which were sorted by timestamp.
     pub moved_events: u64,
-    /// Lines that are neither events nor comments (each gave a warning); not among the events.
+    /// Lines that are neither events nor comments (each gave a warning); not counted as events.
     pub unrecognised_lines: u64,
 
     /// Map and alloc events that became operations.
@@ -81,11 +79,10 @@ pub struct Summary {
     pub syncs_unpaired: Unpaired,
     /// `iommu:` events that are part of a `dma_*` event.
     pub iommu_claimed: u64,
-    /// `iommu:` events that became operations without a `dma_*` event, of the one device that was attached to a domain,
-    /// or else of [`DIRECT_DEVICE`](crate::DIRECT_DEVICE).
+    /// `iommu:` events that became operations without a `dma_*` event, of the one device that was attached to a domain, or else of
+    /// [`DIRECT_DEVICE`](crate::DIRECT_DEVICE).
     pub iommu_direct: u64,
-    /// The mappings that these became: one for each unmap that covers runs as a whole, and else one for each run; an unmap of
-    /// a part cuts it in two.
+    /// The mappings of these: one for each unmap that covers runs as a whole, and else one for each run; an unmap of a part cuts it in two.
     pub direct_maps: u64,
     /// Those of them that ended.
     pub direct_unmaps: u64,
@@ -95,38 +92,36 @@ pub struct Summary {
     pub iommu_maps: u64,
     /// `iommu:unmap` events of at least one byte.
     pub iommu_unmaps: u64,
-    /// `iommu:unmap` events that neither a `dma_*` event explains nor an `iommu:map` before them. They are among the
-    /// [unclaimed](Self::iommu_unclaimed).
+    /// `iommu:unmap` events with neither a `dma_*` event nor an earlier `iommu:map`. They are among the [unclaimed](Self::iommu_unclaimed).
     pub ends_without_map: u64,
-    /// Mappings of which only the IOMMU's events are known, and not the device, where one device was asked for, whose they may be.
-    /// Their events are among the [unclaimed](Self::iommu_unclaimed).
+    /// Mappings with only IOMMU events and no device, if one device was selected, whose they may be. Their events are among the
+    /// [unclaimed](Self::iommu_unclaimed).
     pub nameless: u64,
     /// `iommu:map` events that are part of a `dma_*` event.
     pub runs_claimed: u64,
-    /// Mappings by `dma_*` events that devices see at another address than the memory's.
+    /// Mappings by `dma_*` events whose device address is not the physical one.
     pub translated: u64,
     /// `iommu:map` events of no bytes.
     pub empty_maps: u64,
     /// Allocations whose events have no direction.
     pub allocs_without_dir: u64,
-    /// Allocations whose events have a direction that cannot be.
+    /// Allocations whose events have an invalid direction.
     pub allocs_unreadable_dir: u64,
-    /// `iommu:` events of which nothing can be made, since their device is unknown.
+    /// Unusable `iommu:` events, because their device is unknown.
     pub iommu_unclaimed: u64,
     /// Known events that map nothing.
     pub not_mapping_events: u64,
     /// Events of other kinds.
     pub other_events: u64,
-    /// How many of them each event's name has.
+    /// Their number by event name.
     pub other_names: BTreeMap<String, u64>,
-    /// Events that did nothing: a free of nothing, a map or an allocation that failed in the kernel, an unmap of what was not
-    /// mapped.
+    /// Events without effect: a free of nothing, a map or an allocation that failed in the kernel, an unmap of unmapped addresses.
     pub ignored: u64,
-    /// Events passed over with a warning.
+    /// Events skipped with a warning.
     pub skipped: u64,
-    /// How many of them each event's name has.
+    /// Their number by event name.
     pub skipped_names: BTreeMap<String, u64>,
-    /// Events of devices that were not asked for.
+    /// Events of devices that were not selected.
     pub filtered: u64,
 
     /// The names of all devices; a [`DeviceId`](crate::DeviceId) is an index.
@@ -135,25 +130,24 @@ pub struct Summary {
     pub cpus: u64,
     /// Bytes in all mappings made.
     pub bytes_mapped: u64,
-    /// Pieces of memory in them: what touches in a list is one piece, as for Linux's `dma_map_sg`.
+    /// Their pieces of memory: adjacent list entries are one piece, as in Linux's `dma_map_sg`.
     pub pieces_mapped: u64,
-    /// What the machine's CPUs did meanwhile, where the recording has that.
+    /// The CPU usage meanwhile, if the recording has it.
     pub measured: Option<Measured>,
-    /// Entries in the kernel's buffer, as the header has it.
+    /// Entries in the kernel's buffer, by the header.
     pub promised_entries: Option<u64>,
-    /// Whether the reading stopped before the end of the file, as [`ReadOptions::limit`](crate::ReadOptions::limit)
-    /// asked.
+    /// Whether reading stopped before the end of the file, at [`ReadOptions::limit`](crate::ReadOptions::limit).
     pub limited: bool,
-    /// Whether the reading stopped before the end of the file because [`Trace::stop`](crate::Trace::stop) was called.
+    /// Whether reading stopped before the end of the file because of [`Trace::stop`](crate::Trace::stop).
     pub stopped: bool,
-    /// Events the kernel dropped, as far as it says.
+    /// Events that the kernel dropped, as far as it says.
     pub lost_events: u64,
-    /// Lists cut by the kernel at 128 entries.
+    /// Lists truncated by the kernel at 128 entries.
     pub truncated_lists: u64,
     /// Mappings whose entries' lengths follow from the `iommu:map` events before them.
     pub derived_lengths: u64,
-    /// Mappings whose entries' lengths or addresses had to be guessed: each entry runs to the end of its page, and
-    /// coherent memory lies where the device sees it.
+    /// Mappings with guessed entry lengths or addresses: each entry extends to the end of its page, and coherent memory is at its device
+    /// address.
     pub guessed_lengths: u64,
     /// How many warnings there were.
     pub warnings: u64,
@@ -162,38 +156,37 @@ pub struct Summary {
 }
 
 impl Summary {
-    /// What kinds of recording this is, the first of which says what mappings are known by.
+    /// The kinds of this recording; the first is how mappings are recorded.
     pub fn recorded(&self) -> Vec<Recorded> {
         Recorded::of(self)
     }
 
-    /// Whether the recording tells what policies that copy would copy: [directions](Self::directions_known) and
-    /// [syncs](Self::syncs_known).
+    /// Whether the recording tells what copying policies would copy: [directions](Self::directions_known) and [syncs](Self::syncs_known).
     pub fn copies_known(&self) -> bool {
         self.directions_known() && self.syncs_known()
     }
 
-    /// Whether it tells the direction and the bytes of all mappings, but for one in a hundred.
+    /// Whether it tells the direction and the bytes of all mappings, except at most one in a hundred.
     pub fn directions_known(&self) -> bool {
         let without = self.direct_maps.saturating_add(self.nameless);
         few(without, self.mappings().saturating_add(self.nameless))
             && few(self.direct_bytes, self.bytes_mapped)
     }
 
-    /// Whether it has the mappings of all syncs, but for one in a hundred.
+    /// Whether it has the mappings of all syncs, except at most one in a hundred.
     pub fn syncs_known(&self) -> bool {
         few(self.syncs_unpaired.total(), self.syncs.saturating_add(self.mappings()))
     }
 
-    /// Mappings that are known by their end alone, because the kernel records no `iommu:map`, and those that may be of the device
-    /// that was asked for, or of another.
+    /// Mappings known only by their end, because the kernel records no `iommu:map`, and mappings that may be of the selected device, or of
+    /// another.
     pub fn hidden(&self) -> u64 {
         let no_maps = self.iommu_unmaps > 0 && self.runs_claimed == 0 && self.direct_maps == 0;
         let ends = if no_maps && self.translated > 0 { self.ends_without_map } else { 0 };
         ends.saturating_add(self.nameless)
     }
 
-    /// Whether the recording has all mappings that it shows to be, but for one in a hundred.
+    /// Whether the recording has all mappings that its events show, except at most one in a hundred.
     pub fn costs_known(&self) -> bool {
         few(self.hidden(), self.mappings().saturating_add(self.hidden()))
     }
@@ -203,13 +196,13 @@ impl Summary {
         self.duration_ns() as f64 / 1e9
     }
 
-    /// Counts the time of an event as the recording's.
+    /// Extends the recording's times.
     pub(crate) fn seen_at(&mut self, time_ns: u64) {
         let (first, last) = self.times_ns.unwrap_or((time_ns, time_ns));
         self.times_ns = Some((first.min(time_ns), last.max(time_ns)));
     }
 
-    /// Mappings made, whatever events they come from.
+    /// Mappings made, by any events.
     pub fn mappings(&self) -> u64 {
         self.maps.saturating_add(self.direct_maps)
     }
@@ -251,8 +244,7 @@ impl Summary {
         .fold(0, u64::saturating_add)
     }
 
-    /// How many events are missing from what the header promised; `None` where none are, where it promised nothing,
-    /// and where the reading stopped before the end.
+    /// Events missing from the header's promise; `None` if there are none, or no promise, or reading stopped before the end.
     pub fn cut(&self) -> Option<u64> {
         self.promised_entries
             .filter(|_| !self.limited && !self.stopped)?
@@ -265,7 +257,7 @@ impl Summary {
         self.times_ns.map_or(0, |(first, last)| last.saturating_sub(first))
     }
 
-    /// Counts a warning; its text is made only while there is room to keep it.
+    /// Counts a warning; makes its text only while there is room to keep it.
     pub(crate) fn warn(&mut self, line: u64, text: impl FnOnce() -> (String, String)) {
         self.warnings += 1;
         if self.kept_warnings.len() < KEPT_WARNINGS {
@@ -274,24 +266,23 @@ impl Summary {
         }
     }
 
-    /// A warning for an event that is passed over.
+    /// A warning for a skipped event.
     pub(crate) fn skip(&mut self, line: u64, text: impl FnOnce() -> (String, String)) {
         self.skipped += 1;
         self.warn(line, text);
     }
 
-    /// Counts that an event called `name` was passed over.
+    /// Counts a skipped event called `name`.
     pub(crate) fn name_skipped(&mut self, name: &[u8]) {
         count_name(&mut self.skipped_names, name);
     }
 
-    /// Counts that an event called `name` is of another kind.
+    /// Counts another event called `name`.
     pub(crate) fn name_other(&mut self, name: &[u8]) {
         count_name(&mut self.other_names, name);
     }
 
-    /// Events from which a replay learns nothing, of those that it was to read: of other kinds, without the map that they
-    /// belong to, or passed over.
+    /// Events that were read and are useless for a replay: of other kinds, without their map, or skipped.
     pub fn unused(&self) -> u64 {
         let unpaired = self.unpaired.total().saturating_add(self.syncs_unpaired.total());
         [self.other_events, self.ignored, self.skipped, self.iommu_unclaimed, unpaired]

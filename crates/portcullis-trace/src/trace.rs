@@ -1,4 +1,4 @@
-//! A whole trace: input, reader and pairing in one.
+//! A whole trace: combines input, reader and pairing.
 
 use std::borrow::Cow;
 use std::path::Path;
@@ -10,17 +10,17 @@ use crate::pair::{Chunk, Pairer};
 use crate::reader::EventReader;
 use crate::summary::Summary;
 
-/// A chunk ends early rather than hold more pieces than this, whatever the lists are like.
+/// The most pieces of a chunk, which ends early, however long lists are.
 const SEGMENTS: usize = 1 << 20;
 
-/// How to read a trace.
+/// Options of reading.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct ReadOptions {
     /// The first warning is an error.
     pub strict: bool,
     /// Only the mappings of the device that this [names](crate::is_named); events of others are counted as filtered.
     pub device: Option<String>,
-    /// Stop after so many events.
+    /// Stop after this number of events.
     pub limit: Option<u64>,
 }
 
@@ -43,7 +43,7 @@ pub struct Trace<'a> {
     reader: EventReader<'a>,
     pairer: Pairer,
     limit: u64,
-    /// Somebody wants no more of it.
+    /// The caller has stopped it.
     stop: AtomicBool,
     ended: bool,
 }
@@ -52,7 +52,7 @@ impl Trace<'static> {
     /// Opens the file at `path`, whatever its compression.
     ///
     /// # Errors
-    /// [`TraceError::Io`] where it cannot be opened or its first bytes cannot be read.
+    /// [`TraceError::Io`] if it cannot be opened or its first bytes cannot be read.
     pub fn open(path: impl AsRef<Path>, options: ReadOptions) -> Result<Self, TraceError> {
         Ok(Self::new(Input::open(path)?, options))
     }
@@ -60,7 +60,7 @@ impl Trace<'static> {
     /// Reads standard input, whatever its compression.
     ///
     /// # Errors
-    /// [`TraceError::Io`] where its first bytes cannot be read.
+    /// [`TraceError::Io`] if its first bytes cannot be read.
     pub fn stdin(options: ReadOptions) -> Result<Self, TraceError> {
         Ok(Self::new(Input::stdin()?, options))
     }
@@ -90,13 +90,13 @@ impl<'a> Trace<'a> {
         }
     }
 
-    /// Clears `chunk` and fills it with the operations of the next `max_events` events (at least one). `false`
-    /// means that the trace has ended and the chunk is empty; a chunk without operations is not the end.
+    /// Clears `chunk` and fills it with the operations of the next `max_events` events (at least one). `false` means that the trace has
+    /// ended and the chunk is empty; a chunk without operations is not the end.
     ///
-    /// The operations do not depend on `max_events`, only where they are cut into chunks does.
+    /// The operations do not depend on `max_events`, except how they are divided into chunks.
     ///
     /// # Errors
-    /// [`TraceError`], after which the chunk holds the operations before the error, and the trace has ended.
+    /// [`TraceError`], after which the chunk has the operations before the error, and the trace has ended.
     pub fn next_chunk(&mut self, chunk: &mut Chunk, max_events: usize) -> Result<bool, TraceError> {
         chunk.clear();
         if self.ended {
@@ -131,17 +131,17 @@ impl<'a> Trace<'a> {
         Ok(!self.ended || !chunk.ops.is_empty())
     }
 
-    /// Ends the trace where the reading is: the next chunk is the last, and has what is left to settle.
+    /// Ends the trace at the current position: the next chunk is the last, and settles the rest.
     pub fn stop(&self) {
         self.stop.store(true, Ordering::Relaxed);
     }
 
-    /// What was counted so far; complete once [`next_chunk`](Self::next_chunk) has returned `false`.
+    /// The counts so far; complete once [`next_chunk`](Self::next_chunk) has returned `false`.
     pub fn summary(&self) -> &Summary {
         self.reader.summary()
     }
 
-    /// Bytes of the file read so far, compressed ones if it is compressed.
+    /// Bytes of the file read so far, before decompression.
     pub fn bytes_read(&self) -> u64 {
         self.reader.input().bytes_read()
     }

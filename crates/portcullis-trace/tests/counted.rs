@@ -1,4 +1,4 @@
-//! A program that wants more memory than it may have, and takes some more for what it says about that.
+//! A program that exceeds its memory limit, and allocates more in its error message.
 
 use std::process::Command;
 
@@ -7,10 +7,10 @@ use portcullis_trace::budget::{self, Counted, Over, STEP};
 #[global_allocator]
 static MEMORY: Counted = Counted::new(full);
 
-/// Set in the program's environment where it is to want too much.
+/// Set in the environment of the program that exceeds its limit.
 const GREEDY: &str = "PORTCULLIS_TEST_GREEDY";
 
-/// Takes memory itself, and more than a thread counts alone.
+/// Allocates itself, and more than a thread counts locally.
 fn full(over: Over) -> ! {
     let text = vec![b'x'; 4 * STEP as usize];
     println!("{} {}", over.limit, text.len());
@@ -32,10 +32,10 @@ fn what_ends_the_program_may_take_memory_beyond_the_limit() {
     assert!(said.contains(&format!("{} {}\n", budget::LEAST, 4 * STEP)), "{said}");
 }
 
-/// Memory is in use from its allocation until it is given back, whichever way it was asked for.
+/// Memory is in use from its allocation to its free, by any method.
 #[test]
 fn what_is_given_back_is_in_use_no_more() {
-    // More than threads count alone, and than the other test takes meanwhile.
+    // More than threads count locally, and than the other test allocates meanwhile.
     const SLACK: u64 = 1 << 20;
     let before = budget::used();
     let is = |more: u64| {

@@ -1,11 +1,11 @@
-//! Where the text of a trace comes from: a file, standard input or memory, plain or compressed.
+//! The text of a trace: from a file, standard input or memory, plain or compressed.
 //!
-//! The format is told by the first bytes, never by the name. Archives of several members (gzip) or frames (zstd,
-//! skippable ones included) read as one text. An archive that ends early is an error, never a short trace.
+//! The first bytes determine the format, never the name. Archives of several members (gzip) or frames (zstd, including skippable ones) read
+//! as one text. A truncated archive is an error, never a short trace.
 //!
-//! Cost: one buffer of 128 KiB, and for zstd the window that the archive asks for, which the decoder limits. An archive of which a
-//! byte becomes more than `MOST_OF_A_BYTE` bytes of text is given up once that is more than `ANYWAY`: recordings pack to a
-//! twentieth, and what was made to keep a reader busy to a thirty-thousandth.
+//! Cost: one buffer of 128 KiB, and for zstd the window of the archive, which the decoder limits. An archive that expands by more than
+//! `MOST_OF_A_BYTE` is rejected once its text exceeds `ANYWAY`: recordings compress to a twentieth, and decompression bombs to a
+//! thirty-thousandth.
 
 mod zstd;
 
@@ -22,25 +22,24 @@ use flate2::bufread::MultiGzDecoder;
 use crate::error::TraceError;
 use crate::figures::number_of;
 
-/// What messages call standard input.
+/// Standard input in messages.
 const STDIN: &str = "standard input";
 
-/// Read at once from the file.
+/// Bytes of one read from the file.
 const BUFFER: usize = 128 << 10;
 
-/// Text that any archive may become.
+/// Bytes of text that any archive may have.
 const ANYWAY: u64 = 16 << 20;
 
-/// Bytes of text that a byte of an archive becomes at most, beyond.
+/// The largest expansion beyond that.
 const MOST_OF_A_BYTE: u64 = 200;
 
-/// The largest file of settings, such as a profile, that is read: 256 KiB.
+/// The largest file of settings, such as a profile: 256 KiB.
 pub const MOST_SETTINGS: u64 = 256 << 10;
 
 /// Reads all of `source`, up to `most` bytes.
 ///
-/// # Errors
-/// What the operating system says, and `FileTooLarge` where there are more bytes.
+/// The operating system's, and `FileTooLarge` if there are more bytes.
 pub fn read_whole(source: impl Read, most: u64) -> io::Result<Vec<u8>> {
     let mut bytes = Vec::new();
     source.take(most.saturating_add(1)).read_to_end(&mut bytes)?;
@@ -51,19 +50,19 @@ pub fn read_whole(source: impl Read, most: u64) -> io::Result<Vec<u8>> {
     Ok(bytes)
 }
 
-/// Reads a file of settings, which is text of [`MOST_SETTINGS`] bytes at the most.
+/// Reads a file of settings, a text of at most [`MOST_SETTINGS`] bytes.
 ///
 /// # Errors
-/// As [`read_whole`], and `InvalidData` where it is no UTF-8.
+/// As [`read_whole`], and `InvalidData` if it is not UTF-8.
 pub fn settings(path: impl AsRef<Path>) -> io::Result<String> {
     let bytes = read_whole(File::open(path)?, MOST_SETTINGS)?;
     String::from_utf8(bytes).map_err(|_| io::Error::new(io::ErrorKind::InvalidData, "it is no text (UTF-8)"))
 }
 
-/// How the text is packed.
+/// The compression of the text.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Format {
-    /// Not at all.
+    /// None.
     Plain,
     /// gzip, of one or more members.
     Gzip,
@@ -91,10 +90,10 @@ impl Format {
     }
 }
 
-/// Bytes that tell what a file is.
+/// Bytes that identify a format.
 const MAGIC: u64 = 10;
 
-/// What begins with `magic` that another program makes text of, and how.
+/// The format with the prefix `magic`, and its conversion to text.
 fn made_by_others(magic: &[u8]) -> Option<(&'static str, &'static str)> {
     match magic {
         [b'P', b'E', b'R', b'F', b'I', b'L', b'E', b'2', ..] => {
@@ -110,17 +109,17 @@ fn made_by_others(magic: &[u8]) -> Option<(&'static str, &'static str)> {
     }
 }
 
-/// What the raw reader learns that its consumers above the decompressor want to know.
+/// Findings of the raw reader for its consumers above the decompressor.
 #[derive(Debug, Default)]
 struct Gauge {
     bytes: AtomicU64,
-    /// Somebody asked for more bytes than there are.
+    /// A read went beyond the end.
     ran_dry: AtomicBool,
-    /// The operating system refused: then an error is its own, not the archive's.
+    /// The operating system returned an error, which therefore is not the archive's.
     failed: AtomicBool,
 }
 
-/// Counts what passes through.
+/// Counts bytes.
 struct Metered<R> {
     inner: R,
     gauge: Arc<Gauge>,
@@ -141,13 +140,13 @@ impl<R: Read> Read for Metered<R> {
     }
 }
 
-/// An opened trace: a stream of text that knows its name and how far it has got.
+/// An open trace: a text stream with a name and a position.
 pub struct Input<'a> {
     name: String,
     format: Format,
     total: Option<u64>,
     gauge: Arc<Gauge>,
-    /// Bytes of text that were read.
+    /// Bytes of text read.
     text_bytes: u64,
     reader: Box<dyn Read + Send + 'a>,
 }
@@ -167,8 +166,8 @@ impl Input<'static> {
     /// Opens the file at `path`.
     ///
     /// # Errors
-    /// [`TraceError::Io`] where it cannot be opened or its first bytes cannot be read, [`TraceError::Directory`] and
-    /// [`TraceError::Binary`] where it cannot be a trace.
+    /// [`TraceError::Io`] if it cannot be opened or its first bytes cannot be read, [`TraceError::Directory`] and [`TraceError::Binary`] if
+    /// it cannot be a trace.
     pub fn open(path: impl AsRef<Path>) -> Result<Self, TraceError> {
         let path = path.as_ref();
         let failed = |source| TraceError::Io { path: path.to_path_buf(), source };
@@ -176,15 +175,15 @@ impl Input<'static> {
         if file.metadata().is_ok_and(|about| about.is_dir()) {
             return Err(TraceError::Directory { path: path.to_path_buf() });
         }
-        // A pipe or a device has no length that would mean anything.
+        // A pipe or a device has no meaningful length.
         let total = file.metadata().ok().filter(|m| m.is_file()).map(|m| m.len());
         Self::new(path.display().to_string(), total, file)
     }
 
-    /// Reads standard input, which is over once it is read, unless it is a [file](Self::stdin_file).
+    /// Reads standard input, which can be read only once, unless it is a [file](Self::stdin_file).
     ///
     /// # Errors
-    /// [`TraceError::Io`] where its first bytes cannot be read, [`TraceError::Binary`] where they are no trace's.
+    /// [`TraceError::Io`] if its first bytes cannot be read, [`TraceError::Binary`] if it is not a trace.
     pub fn stdin() -> Result<Self, TraceError> {
         match Self::stdin_file()? {
             Some(file) => Ok(file),
@@ -192,7 +191,7 @@ impl Input<'static> {
         }
     }
 
-    /// Whether standard input is a pipe, out of which something may come or not; `false` on systems other than Unix.
+    /// Whether standard input is a pipe, which may stay silent; `false` on systems other than Unix.
     pub fn stdin_is_pipe() -> bool {
         #[cfg(unix)]
         {
@@ -203,8 +202,8 @@ impl Input<'static> {
         false
     }
 
-    /// Reads standard input where that is a file, from where it stands: its position stays, so each call begins there. `None`
-    /// where it is anything else, which is left alone, and on systems other than Unix.
+    /// Reads standard input if it is a file, from its position, which does not change: each call begins there. `None` otherwise, without
+    /// reading, and on systems other than Unix.
     ///
     /// # Errors
     /// As [`stdin`](Self::stdin).
@@ -232,7 +231,7 @@ fn stdin_as_file() -> io::Result<File> {
     std::os::fd::AsFd::as_fd(&io::stdin()).try_clone_to_owned().map(File::from)
 }
 
-/// A file that is read from a place of its own, whatever the position that it shares with others.
+/// A file with a read position of its own, independent of the shared one.
 #[cfg(unix)]
 struct Placed {
     file: File,
@@ -252,16 +251,16 @@ impl<'a> Input<'a> {
     /// Reads `bytes`; messages call them `name`.
     ///
     /// # Errors
-    /// [`TraceError::Binary`] where these are no trace's.
+    /// [`TraceError::Binary`] if they are not a trace.
     pub fn from_bytes(name: impl Into<String>, bytes: impl Into<Cow<'a, [u8]>>) -> Result<Self, TraceError> {
         let bytes = bytes.into();
         Self::new(name.into(), Some(bytes.len() as u64), Cursor::new(bytes))
     }
 
-    /// Reads `source`, whatever its compression; messages call it `name`. Its first bytes are read at once.
+    /// Reads `source`, with any compression; messages call it `name`. Reads its first bytes at once.
     ///
     /// # Errors
-    /// [`TraceError::Io`] where its first bytes cannot be read, [`TraceError::Binary`] where they are no trace's.
+    /// [`TraceError::Io`] if its first bytes cannot be read, [`TraceError::Binary`] if it is not a trace.
     pub fn from_reader(name: impl Into<String>, source: impl Read + Send + 'a) -> Result<Self, TraceError> {
         Self::new(name.into(), None, source)
     }
@@ -288,17 +287,17 @@ impl<'a> Input<'a> {
         Ok(Self { name, format, total, gauge, text_bytes: 0, reader })
     }
 
-    /// What messages call it.
+    /// Its name in messages.
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// How it is packed.
+    /// Its compression.
     pub fn format(&self) -> Format {
         self.format
     }
 
-    /// Bytes of the file read so far, compressed ones if it is compressed.
+    /// Bytes of the file read so far, before decompression.
     pub fn bytes_read(&self) -> u64 {
         self.gauge.bytes.load(Ordering::Relaxed)
     }
@@ -308,13 +307,13 @@ impl<'a> Input<'a> {
         self.total
     }
 
-    /// Whether it has become more text than any recording does.
+    /// Whether its text exceeds any recording's.
     fn is_bomb(&self) -> bool {
         let most = self.bytes_read().saturating_mul(MOST_OF_A_BYTE).max(ANYWAY);
         self.format != Format::Plain && self.text_bytes > most
     }
 
-    /// Says which error `error`, met in line `line` of the text, really is.
+    /// Classifies `error`, which occurred in line `line` of the text.
     pub(crate) fn explain(&self, error: io::Error, line: u64) -> TraceError {
         let (name, format, after_bytes) = (self.name.clone(), self.format, self.bytes_read());
         if self.is_bomb() {

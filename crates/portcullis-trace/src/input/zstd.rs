@@ -1,16 +1,16 @@
 //! zstd archives of several frames, read as one stream.
 //!
-//! The decoder underneath knows one frame at a time and neither skips the skippable ones nor compares checksums;
-//! that is done here. A frame's text is handed out before its checksum is compared, at the frame's end.
+//! The underlying decoder handles one frame at a time and neither skips skippable ones nor verifies checksums; this does. A frame's text is
+//! returned before its checksum is verified, at the frame's end.
 
 use std::io::{self, BufRead, Read};
 
 use ruzstd::decoding::{BlockDecodingStrategy, FrameDecoder};
 
-/// Decoded before it is handed out: large enough to be cheap, small enough to stay in a cache.
+/// Bytes of one decoding step: large enough to be cheap, small enough for a cache.
 const STEP: usize = 128 << 10;
 
-/// The text of all frames in a row.
+/// The text of all frames.
 pub(super) struct Frames<R> {
     source: R,
     decoder: FrameDecoder,
@@ -22,7 +22,7 @@ impl<R: BufRead> Frames<R> {
         Self { source, decoder: FrameDecoder::new(), inside: false }
     }
 
-    /// Goes to the next frame that holds text; `false` at the end of the archive.
+    /// Advances to the next frame with text; `false` at the end of the archive.
     fn next_frame(&mut self) -> io::Result<bool> {
         loop {
             if self.source.fill_buf()?.is_empty() {

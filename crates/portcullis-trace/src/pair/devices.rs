@@ -1,18 +1,18 @@
-//! Device names, each kept once.
+//! Interned device names.
 
 use rustc_hash::FxHashMap;
 
 use super::op::DeviceId;
 
-/// How many names are compared before the table is asked: traces rarely have more devices.
+/// Names that are compared before the map is used: traces rarely have more devices.
 const NEAR: usize = 4;
 
-/// Whether `asked` names the device `name`: as it is, or its last parts, such as `03.0` of `0000:00:03.0`.
+/// Whether `asked` names the device `name`: in full, or by its last parts, such as `03.0` of `0000:00:03.0`.
 pub fn is_named(asked: &str, name: &str) -> bool {
     name.strip_suffix(asked).is_some_and(|rest| rest.is_empty() || (!asked.is_empty() && rest.ends_with(':')))
 }
 
-/// All devices seen, and whether their mappings are wanted.
+/// All devices, and whether their mappings are selected.
 #[derive(Debug, Default)]
 pub(super) struct Devices {
     names: Vec<Box<[u8]>>,
@@ -22,12 +22,12 @@ pub(super) struct Devices {
 }
 
 impl Devices {
-    /// With `only`, no device is wanted that it does not [name](is_named).
+    /// With `only`, the devices that it does not [name](is_named) are not selected.
     pub(super) fn new(only: Option<String>) -> Self {
         Self { only, ..Self::default() }
     }
 
-    /// The number of `name`, and whether it is wanted; a new name is added to `list` too.
+    /// The number of `name`, and whether it is selected; appends a new name to `list`.
     pub(super) fn intern(&mut self, name: &[u8], list: &mut Vec<String>) -> (DeviceId, bool) {
         let near = self.names.iter().take(NEAR).position(|known| **known == *name);
         let id = match near.and_then(|at| u32::try_from(at).ok()) {
@@ -55,7 +55,7 @@ impl Devices {
 mod tests {
     use super::*;
 
-    /// `intern` compares the first [`NEAR`] names directly, and finds more of them by a map: both give a name one number.
+    /// `intern` compares the first [`NEAR`] names directly, and finds others by a map: a name has one number.
     #[test]
     fn a_name_has_one_number() {
         let (mut devices, mut list) = (Devices::new(None), Vec::new());

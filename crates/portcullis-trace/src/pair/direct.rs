@@ -1,11 +1,11 @@
-//! `iommu:` events without a `dma_*` event: those of VFIO, and all where `dma:*` was not recorded.
+//! `iommu:` events without a `dma_*` event: those of VFIO, and all if `dma:*` was not recorded.
 //!
-//! Such an `iommu:map` cannot be told from one whose `dma_*` event is still to come, and does not say which others the same call
-//! has made. An unmap ends what one call has made: so the runs that it covers become one mapping when it comes, with a piece for
-//! each. If it covers only a part of a run, each run that it touches is a mapping, and is cut at the unmap's ends. A run that has
-//! waited too long is a mapping of its own, and so is each that is left when a recording ends without any `dma_*` event.
+//! Such an `iommu:map` cannot be distinguished from one whose `dma_*` event is still to come, and does not name the other maps of its call.
+//! An unmap ends one call's maps: so the runs that it covers become one mapping when it comes, with a piece for each. If it covers only a
+//! part of a run, each run that it touches is a mapping, and is cut at the unmap's ends. A run that has waited too long becomes a mapping
+//! of its own, and so does each that is left when a recording ends without any `dma_*` event.
 //!
-//! A mapping is made when its first run was. Once there are `dma_*` events, it is made when its unmap comes: see `held`.
+//! A mapping has the time of its first run. Once there are `dma_*` events, it has the time of its unmap: see `held`.
 
 use std::collections::BTreeMap;
 
@@ -16,10 +16,10 @@ use super::op::{At, DeviceId, Origin, Out, Segment};
 use super::runs::{Run, Unmapped};
 use crate::summary::Summary;
 
-/// Runs that wait for an unmap at most.
+/// The most runs that wait for an unmap.
 const WAITING: usize = 1 << 20;
 
-/// A live mapping of a run, or of what is left of it.
+/// A live mapping of a run, or of its remainder.
 #[derive(Debug, Clone, Copy)]
 struct Part {
     last: u64,
@@ -28,13 +28,13 @@ struct Part {
     seq: u64,
 }
 
-/// The runs and mappings that belong to no `dma_*` event.
+/// Runs and mappings without a `dma_*` event.
 #[derive(Debug, Default)]
 pub(super) struct Direct {
     runs: BTreeMap<u64, Run>,
     live: BTreeMap<u64, (Part, Made)>,
     held: Held,
-    /// Whose they are, for good; `None` before the first of them, and in it where they are not wanted.
+    /// Their device, for good; `None` before the first of them, and inside if it is not selected.
     pub(super) device: Option<Option<DeviceId>>,
 }
 
@@ -47,18 +47,18 @@ impl Direct {
         }
         self.held.open(run.at.seq, run.iova);
         if let Some(old) = self.runs.insert(run.iova, run) {
-            // Another domain's run at the same address: of the two the newer is the likelier to be unmapped yet.
+            // Another domain's run at the same address: the newer is more likely to be still mapped.
             self.held.close(old.at.seq);
             summary.iommu_unclaimed += 1;
         }
     }
 
-    /// Whether there was anything before `unmap` that it could end.
+    /// Whether `unmap` can end anything before it.
     pub(super) fn touches(&self, unmap: &Unmapped) -> bool {
         self.overlapping_run(unmap).is_some() || self.parts(unmap).next().is_some()
     }
 
-    /// Plays `unmap`, and counts all events it settles.
+    /// Handles `unmap`, and counts all events that it settles.
     pub(super) fn unmap(&mut self, unmap: &Unmapped, now: At, summary: &mut Summary) {
         let (first, last) = (unmap.first, unmap.last);
         let end = At { seq: now.seq, time_ns: now.time_ns, ..unmap.at };
@@ -91,7 +91,7 @@ impl Direct {
             found = true;
             self.live.remove(&start);
             self.end(made, end, summary);
-            // What is left of it is mapped anew.
+            // The remainder is mapped anew.
             if start < first {
                 self.map(start, Part { last: first - 1, ..part }, end, now, summary);
             }
@@ -107,7 +107,7 @@ impl Direct {
         }
     }
 
-    /// Takes the runs that `unmap` touches, those that can be mapped, in the order of their addresses.
+    /// Takes the mappable runs that `unmap` touches, sorted by address.
     fn take_runs(&mut self, unmap: &Unmapped, summary: &mut Summary) -> Vec<Run> {
         let mut runs: Vec<Run> = Vec::new();
         while let Some(run) = self.overlapping_run(unmap) {
@@ -122,7 +122,7 @@ impl Direct {
         runs
     }
 
-    /// Forgets the runs that `unmap` touches, which nobody wants.
+    /// Drops the runs that `unmap` touches, which are not selected.
     pub(super) fn forget(&mut self, unmap: &Unmapped, summary: &mut Summary) {
         while let Some(run) = self.overlapping_run(unmap) {
             self.take(run);
@@ -130,12 +130,11 @@ impl Direct {
         }
     }
 
-    /// Whether there are runs that no unmap has touched.
     pub(super) fn has_runs(&self) -> bool {
         !self.runs.is_empty()
     }
 
-    /// Lets go on what nothing can come before. Where too much is held back, the runs that hold it are mapped for good.
+    /// Emits operations that nothing can precede. If too many are held back, their first runs become mappings.
     pub(super) fn make_room(&mut self, live: &mut Live, summary: &mut Summary, out: &mut Out<'_>) {
         let Some(Some(device)) = self.device else { return };
         self.held.release(device, live, out);
@@ -147,7 +146,7 @@ impl Direct {
         }
     }
 
-    /// There are `dma_*` events: from now on nothing is held back.
+    /// After a first `dma_*` event nothing is held back.
     pub(super) fn hold_no_more(&mut self, live: &mut Live, out: &mut Out<'_>) {
         self.held.turn_off();
         if let Some(Some(device)) = self.device {
@@ -155,14 +154,14 @@ impl Direct {
         }
     }
 
-    /// Maps, for good, what no unmap has touched.
+    /// Maps all runs without an unmap, for good.
     pub(super) fn map_all(&mut self, summary: &mut Summary) {
         while let Some((_, &run)) = self.runs.first_key_value() {
             self.settle(run, run.at, summary);
         }
     }
 
-    /// Counts what no unmap has touched, and lets go on what was held back.
+    /// Counts runs without an unmap, and emits held operations.
     pub(super) fn finish(&mut self, live: &mut Live, summary: &mut Summary, out: &mut Out<'_>) {
         summary.iommu_unclaimed += self.runs.len() as u64;
         self.runs.clear();
@@ -174,12 +173,12 @@ impl Direct {
         self.take(run);
         if self.can_map(run, summary) {
             let part = Part { last: run.last(), phys: run.phys, seq: run.at.seq };
-            // What no unmap ends lives as long as its driver.
+            // A mapping without an unmap lives as long as its driver.
             self.map_as(Origin::Coherent, run.iova, part, (run.at, now), summary);
         }
     }
 
-    /// Takes `run` out of those that wait.
+    /// Removes `run` from the waiting ones.
     fn take(&mut self, run: Run) {
         self.runs.remove(&run.iova);
         self.held.close(run.at.seq);
@@ -201,13 +200,13 @@ impl Direct {
         true
     }
 
-    /// The last run that was there before `unmap` and has a byte in it.
+    /// The last run before `unmap` that overlaps it.
     fn overlapping_run(&self, unmap: &Unmapped) -> Option<Run> {
         let below = self.runs.range(..=unmap.last).rev().map(|(_, &run)| run);
         below.take_while(|run| run.last() >= unmap.first).find(|run| run.at.seq < unmap.at.seq)
     }
 
-    /// The mappings that were there before `unmap` and have a byte in it, from the last on, each with its first address.
+    /// The mappings before `unmap` that overlap it, from the last on, each with its first address.
     fn parts(&self, unmap: &Unmapped) -> impl Iterator<Item = (u64, (Part, Made))> {
         let below = self.live.range(..=unmap.last).rev().map(|(&start, &part)| (start, part));
         below

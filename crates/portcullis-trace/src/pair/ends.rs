@@ -42,9 +42,8 @@ impl Pairer {
         }
     }
 
-    /// Takes the `iommu:unmap` of `span` if it came before, or expects it to come. Returns the event before which
-    /// the mapping must have been made: after its `iommu:unmap` another CPU may get the same address, and its map
-    /// be recorded before this unmap is.
+    /// Claims an earlier `iommu:unmap` of `span`, or expects a later one. Returns the event before which the mapping must have been made:
+    /// after its `iommu:unmap` another CPU may get the same address, and its map may be recorded before this unmap.
     fn claim_unmap(&mut self, span: Span, summary: &mut Summary, out: &Out<'_>) -> u64 {
         let seq = self.seq;
         let Some(waiting) = self.waiting(out) else { return seq };
@@ -141,7 +140,7 @@ impl Pairer {
     }
 }
 
-/// Counts an end without a beginning; `true` where it deserves a warning.
+/// Counts an end without a beginning; `true` if it deserves a warning.
 fn unpaired(again: bool, lost_events: u64, counts: &mut Unpaired) -> bool {
     // After a loss the missing map proves nothing.
     if lost_events > 0 {

@@ -1,9 +1,9 @@
-//! Operations of direct mappings, until nothing can come before them.
+//! Operations of direct mappings, until nothing can precede them.
 //!
-//! A run becomes a mapping, alone or with others, when an unmap touches it, and has been one since its own event. So the
-//! operations behind a run that is *open* are held back until that is settled. They go on in the order of their events.
+//! A run becomes a mapping, alone or with others, when an unmap touches it, with the time of its own event. So operations behind an *open*
+//! run are held back until that is settled. They are emitted in the order of their events.
 //!
-//! Where a recording has `dma_*` events, nothing is held back: theirs would have to wait, too.
+//! In a recording with `dma_*` events nothing is held back: their operations would have to wait, too.
 
 use std::collections::BTreeMap;
 
@@ -14,11 +14,11 @@ use smallvec::SmallVec;
 use super::live::Live;
 use super::op::{At, DeviceId, MapId, OpKind, Origin, Out, Segment};
 
-/// Operations, their pieces, and the runs that hold them back, at most: some 30 MB.
+/// The most operations, pieces and open runs: some 30 MB.
 const MOST: usize = 1 << 18;
 
-/// A mapping, by the number of the step that makes it. (Live mappings have their numbers in the order of the operations, in
-/// which an older mapping may come to stand before this one.)
+/// A mapping, by the number of its map step. (Live mappings are numbered in the order of operations, in which an older mapping may be
+/// inserted before this one.)
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(super) struct Made(u64);
 
@@ -26,19 +26,19 @@ pub(super) type Pieces = SmallVec<[Segment; 1]>;
 
 #[derive(Debug)]
 enum Step {
-    /// The run that begins here, of which it is not settled what it becomes.
+    /// A run that begins here, whose mapping is not settled.
     Open(u64),
     Map(At, Pieces, Origin),
     Unmap(At, Made),
 }
 
-/// What is held back.
+/// The held steps.
 #[derive(Debug, Default)]
 pub(super) struct Held {
-    /// By the event that a step stands at, and by its own number.
+    /// By event, and by step number.
     steps: BTreeMap<(u64, u64), Step>,
     number: u64,
-    /// Pieces in these beyond one for each step.
+    /// Pieces beyond one for each step.
     pieces: usize,
     live: FxHashMap<Made, MapId>,
     /// Nothing is held any more.
@@ -46,19 +46,19 @@ pub(super) struct Held {
 }
 
 impl Held {
-    /// Holds back what comes after event `seq`, the run at `iova`.
+    /// Holds back everything after event `seq`, the run at `iova`.
     pub(super) fn open(&mut self, seq: u64, iova: u64) {
         if !self.off {
             self.steps.insert((seq, 0), Step::Open(iova));
         }
     }
 
-    /// What became of the run at event `seq` is known.
+    /// The run at event `seq` is settled.
     pub(super) fn close(&mut self, seq: u64) {
         self.steps.remove(&(seq, 0));
     }
 
-    /// Makes a mapping at an event, or, where nothing is held, `now`.
+    /// Makes a mapping at an event, or, if nothing is held, `now`.
     pub(super) fn map(&mut self, at: At, now: At, pieces: Pieces, origin: Origin) -> Made {
         let at = if self.off { At { seq: now.seq, time_ns: now.time_ns, ..at } } else { at };
         self.pieces += pieces.len() - 1;
@@ -79,7 +79,7 @@ impl Held {
         self.steps.len() + self.pieces > MOST
     }
 
-    /// The run that holds all others back, by its first address.
+    /// The first open run, by its first address.
     pub(super) fn first_open(&self) -> Option<u64> {
         match self.steps.first_key_value()?.1 {
             Step::Open(iova) => Some(*iova),
@@ -87,13 +87,13 @@ impl Held {
         }
     }
 
-    /// From now on nothing is held back. What was goes on with the next [`release`](Self::release).
+    /// From now on nothing is held back. The next [`release`](Self::release) emits the rest.
     pub(super) fn turn_off(&mut self) {
         self.off = true;
         self.steps.retain(|_, step| !matches!(step, Step::Open(_)));
     }
 
-    /// Lets everything go on that stands before the first run that is open, for `device`.
+    /// Emits everything before the first open run, for `device`.
     pub(super) fn release(&mut self, device: DeviceId, live: &mut Live, out: &mut Out<'_>) {
         while let Some(first) = self.steps.first_entry().filter(|first| !matches!(first.get(), Step::Open(_)))
         {

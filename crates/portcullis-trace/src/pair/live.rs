@@ -1,10 +1,10 @@
-//! The table of live mappings: what is mapped now, and which addresses have been unmapped before.
+//! The table of live mappings, and of addresses that were unmapped before.
 //!
-//! A mapping is found by the device's address for it (also from the middle, for syncs) or by its list of physical
-//! addresses. Several mappings may share either: without an IOMMU a buffer mapped twice has one address, and the
-//! kernel gives an address out again before it has recorded the unmap that freed it.
+//! A mapping is found by its device address (for syncs also from the middle) or by its list of physical addresses. Several mappings may
+//! share either: without an IOMMU a buffer mapped twice has one address, and the kernel reuses an address before it has recorded the unmap
+//! that freed it.
 //!
-//! Cost: O(log n) for n live mappings per address that a mapping has.
+//! Cost: O(log n) for n live mappings per address of a mapping.
 
 use std::collections::BTreeMap;
 use std::hash::{Hash, Hasher};
@@ -16,20 +16,20 @@ use smallvec::SmallVec;
 use super::op::{DeviceId, MapId};
 use crate::stretches::Stretches;
 
-/// Entries of a list that the kernel prints at most; only these can be compared.
+/// The most list entries that the kernel prints; only these can be compared.
 const PRINTED: usize = 128;
 
-/// How many mappings that begin below an address are looked at, nearest first, for one that holds it.
+/// Mappings below an address that are examined, nearest first, for one that contains it.
 const NEIGHBOURS: usize = 64;
 
-/// How many live mappings of one address or list are compared, the oldest first, for one that fits exactly. No driver maps the
-/// same memory as often, and the file of one that seems to would keep a reader busy.
+/// Live mappings of one address or list that are compared, oldest first, for an exact match. No driver maps the same memory as often, and a
+/// file that seems to would keep a reader busy.
 const ALIKE: usize = 1024;
 
-/// How many spans of mappings are looked at for the one that a sync is in: those of the neighbours' lists, as the kernel prints them.
+/// Spans that are examined for the one of a sync: those of the neighbours' lists, as the kernel prints them.
 const SPANS: usize = 32_768;
 
-/// Which calls can end a mapping.
+/// The calls that can end a mapping.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(super) enum Class {
     Single,
@@ -37,17 +37,17 @@ pub(super) enum Class {
     Coherent,
 }
 
-/// A stretch of a device's address space.
+/// A range of a device's address space.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Span {
     pub(super) addr: u64,
     pub(super) len: u64,
 }
 
-/// What is known of a live mapping.
+/// A live mapping.
 #[derive(Debug)]
 struct Slot {
-    /// When it was made, in events.
+    /// Its map event.
     seq: u64,
     dir: Direction,
     size: u64,
@@ -57,7 +57,7 @@ struct Slot {
 type Ids = SmallVec<[MapId; 2]>;
 type Address = (DeviceId, Class, u64);
 
-/// What identifies a list of physical addresses.
+/// Identifies a list of physical addresses.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(super) struct ListKey {
     device: DeviceId,
@@ -76,7 +76,7 @@ impl ListKey {
     }
 }
 
-/// Where a sync leads.
+/// The mapping of a sync.
 pub(super) enum Hit {
     Inside { id: MapId, offset: u64 },
     PastEnd { left: u64 },
@@ -90,7 +90,7 @@ pub(super) struct Live {
     free: Vec<MapId>,
     by_address: BTreeMap<Address, Ids>,
     by_list: FxHashMap<ListKey, Ids>,
-    /// Addresses and lists that have been unmapped at least once, and all that lay in what was.
+    /// Addresses and lists that were unmapped at least once, and all addresses inside them.
     gone: FxHashSet<Address>,
     gone_lists: FxHashSet<ListKey>,
     gone_spans: FxHashMap<DeviceId, Stretches>,
@@ -113,7 +113,7 @@ impl Live {
         self.free.push(id);
     }
 
-    /// Enters a mapping, made at event `seq`, that the device sees at `spans`.
+    /// Adds a mapping, made at event `seq`, with the device addresses `spans`.
     pub(super) fn insert(
         &mut self,
         device: DeviceId,
@@ -137,8 +137,8 @@ impl Live {
         id
     }
 
-    /// Ends the mapping at `addr` that fits `size` and `dir` best among those made before event `before`. Of coherent memory the
-    /// direction is no part of it: kernels have printed a wrong one.
+    /// Ends the mapping at `addr` that matches `size` and `dir` best among those made before event `before`. The direction of coherent
+    /// memory is ignored: kernels have printed a wrong one.
     pub(super) fn remove_at(
         &mut self,
         key: Address,
@@ -151,8 +151,7 @@ impl Live {
             let old = || {
                 ids.iter().filter_map(|&id| Some((id, self.slot(id)?))).filter(|(_, slot)| slot.seq < before)
             };
-            // Of several that fit the oldest: where an address is given out again before its unmap is recorded,
-            // the unmap is for the older one.
+            // The oldest match: if an address is reused before its unmap is recorded, the unmap is for the older one.
             let any = key.1 == Class::Coherent;
             let exact = old().take(ALIKE).find(|(_, slot)| slot.size == size && (any || slot.dir == dir));
             exact.or_else(|| old().next_back())?.0
@@ -161,7 +160,7 @@ impl Live {
         Some(id)
     }
 
-    /// Ends the mapping of the list `key`, and says where the device saw it.
+    /// Ends the mapping of the list `key`, and returns its device addresses.
     pub(super) fn remove_list(
         &mut self,
         key: ListKey,
@@ -177,7 +176,7 @@ impl Live {
         Some((id, spans))
     }
 
-    /// Whether the address was unmapped before; from now on it was.
+    /// Whether the address was unmapped before; records that it is.
     pub(super) fn note_gone(&mut self, key: Address, len: u64) -> bool {
         let (device, _, addr) = key;
         if let Some(more) = len.checked_sub(1) {
@@ -186,17 +185,17 @@ impl Live {
         !self.gone.insert(key)
     }
 
-    /// Whether the list was unmapped before; from now on it was.
+    /// Whether the list was unmapped before; records that it is.
     pub(super) fn note_list_gone(&mut self, key: ListKey) -> bool {
         !self.gone_lists.insert(key)
     }
 
-    /// Whether some mapping that held `addr` was unmapped before.
+    /// Whether some mapping with `addr` was unmapped before.
     pub(super) fn is_gone(&self, device: DeviceId, addr: u64) -> bool {
         self.gone_spans.get(&device).is_some_and(|spans| spans.holds(addr))
     }
 
-    /// The mapping of `device` that holds the `len` bytes at `addr`.
+    /// The mapping of `device` that has the `len` bytes at `addr`.
     pub(super) fn find(&self, device: DeviceId, addr: u64, len: u64) -> Hit {
         let mut nearest = Hit::Nothing;
         let mut spans_left = SPANS;
@@ -262,7 +261,7 @@ impl Live {
     }
 }
 
-/// Takes `id` out, one of the first as a rule.
+/// Removes `id`, usually one of the first.
 fn forget(ids: &mut Ids, id: MapId) {
     if let Some(at) = ids.iter().position(|other| *other == id) {
         ids.remove(at);

@@ -11,7 +11,7 @@ use crate::figures::{number_of, number_of_these};
 use crate::summary::Summary;
 
 impl Pairer {
-    /// A map or alloc of one stretch, whose physical addresses are `phys` as far as the event tells them.
+    /// A map or alloc of one range, with the physical addresses `phys` as far as the event has them.
     pub(super) fn map(
         &mut self,
         region: &Region<'_>,
@@ -51,7 +51,7 @@ impl Pairer {
         }
     }
 
-    /// Finds what lies behind `span`.
+    /// Determines the memory of `span`.
     fn pieces_of(&mut self, span: Span, phys: &[u64], class: Class) -> Option<Source> {
         if class == Class::Single {
             self.pieces.clear();
@@ -60,7 +60,7 @@ impl Pairer {
         } else if segments::of_runs(span, &self.runs, &mut self.pieces).is_some() {
             Some(Source::Derived)
         } else if phys.is_empty() {
-            // Without an IOMMU the device's address is the memory's.
+            // Without an IOMMU the device address is the physical one.
             self.pieces.clear();
             self.pieces.push(Segment { phys: span.addr, len: span.len });
             Some(Source::Guessed)
@@ -77,7 +77,7 @@ impl Pairer {
             sg.dma_addrs.iter().zip(sg.sizes).map(|(&addr, &len)| Span { addr, len }).collect();
         let first = sg.dma_addrs.iter().min().copied().unwrap_or(0);
         let last = spans.iter().map(|s| s.addr.saturating_add(s.len.saturating_sub(1))).max().unwrap_or(0);
-        // Behind the last DMA segment that is named there are more, in the same range of addresses.
+        // More segments follow the last printed one, in the same range of addresses.
         let last = if sg.full_ents > sg.ents { u64::MAX } else { last };
         self.claim_maps(first, last, summary, out);
         let (device, wanted) = self.devices.intern(sg.device, &mut summary.devices);
@@ -109,7 +109,7 @@ impl Pairer {
         }
     }
 
-    /// Takes the `iommu:map` events of the map at hand into `self.runs`.
+    /// Claims the current map's `iommu:map` events into `self.runs`.
     fn claim_maps(&mut self, first: u64, last: u64, summary: &mut Summary, out: &Out<'_>) {
         match self.cpus.get_mut(out.at.cpu as usize) {
             Some(cpu) => cpu.waiting.claim_maps(first, last, &mut self.runs),
@@ -119,7 +119,7 @@ impl Pairer {
         summary.runs_claimed += self.runs.len() as u64;
     }
 
-    /// Enters a mapping whose pieces stand ready, if all its addresses can exist.
+    /// Adds a mapping with prepared pieces, if all its addresses can exist.
     fn enter(&mut self, device: DeviceId, new: NewMap, summary: &mut Summary, out: &mut Out<'_>) {
         let too_high = |piece: &&Segment| piece.phys.checked_add(piece.len).is_none_or(|end| end > MAX_PHYS);
         if let Some(&Segment { phys, len }) = self.pieces.iter().find(too_high) {

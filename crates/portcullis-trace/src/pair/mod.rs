@@ -1,11 +1,10 @@
-//! Events to operations: finds for every unmap, free and sync the map it belongs to.
+//! Events to operations: finds the map of every unmap, free and sync.
 //!
-//! The rules, and why they are needed, stand with the parts: [`Op`] is what comes out; which mapping an unmap ends
-//! is decided in `live`, which `iommu:` events belong to which call in `runs`, how long the pieces of a list are in
-//! `segments`, and what becomes of `iommu:` events on their own in `direct`.
+//! The parts explain their rules: [`Op`] is the output; `live` decides which mapping an unmap ends, `runs` which `iommu:` events belong to
+//! which call, `segments` how long the pieces of a list are, and `direct` handles `iommu:` events without a `dma_*` event.
 //!
-//! Guarantees: every event is counted in one category of [`Summary`]; operations' times never decrease; every
-//! `Unmap` and sync names a mapping that is live; every segment holds at least one byte and ends at or below 2^52.
+//! Guarantees: every event is counted in one category of [`Summary`]; operations' times never decrease; every `Unmap` and sync names a live
+//! mapping; every segment has at least one byte and ends at or below 2^52.
 
 mod devices;
 mod direct;
@@ -33,13 +32,13 @@ pub use op::{Chunk, DeviceId, MapId, Op, OpKind, Origin, Segment};
 use runs::{Run, Waiting};
 use segments::Source;
 
-/// The name under which mappings made without a `dma_*` call appear, unless one device was attached to a domain.
+/// The device name of mappings without a `dma_*` call, unless one device was attached to a domain.
 pub const DIRECT_DEVICE: &str = "iommu";
 
-/// Physical addresses end here: no machine this library knows has more than 52 bits of them.
+/// The end of physical addresses: no machine this library knows has more than 52 bits of them.
 const MAX_PHYS: u64 = 1 << 52;
 
-/// What is known of a CPU.
+/// The state of a CPU.
 #[derive(Debug, Default)]
 struct Cpu {
     last_ns: Option<u64>,
@@ -47,7 +46,7 @@ struct Cpu {
     last_seq: u64,
     went_back: bool,
     waiting: Waiting,
-    /// It is among those whose maps wait.
+    /// It is in the list of CPUs with waiting maps.
     listed: bool,
     /// The first and the last address of its latest `iommu:unmap`.
     last_unmap: Option<(u64, u64)>,
@@ -57,7 +56,7 @@ struct Cpu {
 #[derive(Debug)]
 pub(crate) struct Pairer {
     cpus: Vec<Cpu>,
-    /// The CPUs whose maps may wait: of thousands only some.
+    /// CPUs that may have waiting maps: only some of thousands.
     with_maps: Vec<u32>,
     devices: Devices,
     live: Live,
@@ -65,16 +64,16 @@ pub(crate) struct Pairer {
     /// Events so far.
     seq: u64,
     time_ns: u64,
-    /// Whether any `dma_*` event has come yet.
+    /// Whether there was a `dma_*` event.
     dma_seen: bool,
     attached: Attached,
     runs: Vec<Run>,
     pieces: Vec<Segment>,
-    /// Unmaps that were left to wait: their CPUs, events and times.
+    /// Waiting unmaps: their CPUs, events and times.
     waiting: VecDeque<(u32, u64, u64)>,
 }
 
-/// The devices that were attached to domains so far.
+/// The devices attached to domains so far.
 #[derive(Debug)]
 enum Attached {
     None,
@@ -82,7 +81,7 @@ enum Attached {
     Several,
 }
 
-/// A map event, ready to be entered.
+/// A prepared map event.
 struct NewMap {
     class: Class,
     dir: Direction,
@@ -111,7 +110,7 @@ impl Pairer {
         }
     }
 
-    /// Takes in one event; what it amounts to goes to the end of `chunk`.
+    /// Handles one event; appends its operations to `chunk`.
     pub(crate) fn event(&mut self, event: &Event<'_>, summary: &mut Summary, chunk: &mut Chunk) {
         self.settle_unmaps(event, summary, chunk);
         self.seq += 1;
@@ -147,7 +146,7 @@ impl Pairer {
         }
     }
 
-    /// Settles what waits for events that will not come.
+    /// Settles events that wait for ones that will not come.
     pub(crate) fn finish(&mut self, summary: &mut Summary, chunk: &mut Chunk) {
         let at = At { seq: u64::MAX, time_ns: self.time_ns, ..At::default() };
         let out = &mut Out { chunk, at };
@@ -158,13 +157,13 @@ impl Pairer {
         }
         self.release_maps(u64::MAX, summary);
         if !self.dma_seen && self.direct.has_runs() && self.direct_device(summary).is_some() {
-            // They are nothing else's, and were mapped when the recording ended.
+            // They belong to no call, and were mapped when the recording ended.
             self.direct.map_all(summary);
         }
         self.direct.finish(&mut self.live, summary, out);
     }
 
-    /// Notes that `device` has another domain.
+    /// Records that `device` has another domain.
     fn attach(&mut self, device: &[u8]) {
         self.attached = match std::mem::replace(&mut self.attached, Attached::None) {
             Attached::None => Attached::One(device.into()),
@@ -173,8 +172,8 @@ impl Pairer {
         };
     }
 
-    /// The device of mappings that no `dma_*` event names: the one that was attached to a domain, if there was one, or
-    /// else a pseudo-device. `None` where its mappings are not wanted.
+    /// The device of mappings without a `dma_*` event: the one that was attached to a domain, if there was one, or else a pseudo-device.
+    /// `None` if it is not selected.
     fn direct_device(&mut self, summary: &mut Summary) -> Option<DeviceId> {
         if let Some(device) = self.direct.device {
             return device;
@@ -191,7 +190,7 @@ impl Pairer {
         self.cpus.get_mut(out.at.cpu as usize).map(|cpu| &mut cpu.waiting)
     }
 
-    /// Keeps time: per CPU it must not run back. Across CPUs it does not, as the reader sees to.
+    /// Keeps each CPU's time monotonic. The reader keeps it monotonic across CPUs.
     fn clock(&mut self, event: &Event<'_>, summary: &mut Summary) {
         let at = event.cpu as usize;
         if at >= self.cpus.len() {

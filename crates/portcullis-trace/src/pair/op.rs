@@ -1,4 +1,4 @@
-//! What a trace becomes: operations on numbered mappings.
+//! The output: operations on numbered mappings.
 
 use std::ops::Range;
 
@@ -8,8 +8,7 @@ use portcullis::addr::Direction;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct DeviceId(pub u32);
 
-/// The number of a live mapping. Numbers are dense and are used again after the unmap, so a consumer keeps its own
-/// mappings in a vector.
+/// The number of a live mapping. Numbers are dense and reused after the unmap, so a consumer keeps its own mappings in a vector.
 pub type MapId = u32;
 
 /// A physically contiguous piece of a mapping.
@@ -21,35 +20,34 @@ pub struct Segment {
     pub len: u64,
 }
 
-/// Which call a mapping comes from.
+/// The call that made a mapping.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Origin {
     /// `dma_map_page` and its kin.
     Single,
     /// `dma_map_sg`.
     ScatterGather,
-    /// `dma_alloc` and its kin: memory that lives as long as its driver, as a rule. Also `iommu:map` without a `dma_*` event that
-    /// no unmap ends.
+    /// `dma_alloc` and its kin: memory that usually lives as long as its driver. Also `iommu:map` without a `dma_*` event and without an
+    /// unmap.
     Coherent,
     /// `dma_map_resource`: another device's registers.
     Resource,
-    /// `iommu:map` without a `dma_*` event: of a user-space driver or a virtual machine, or of any driver where `dma:*` was not
-    /// recorded.
+    /// `iommu:map` without a `dma_*` event: of a user-space driver or a virtual machine, or of any driver if `dma:*` was not recorded.
     Direct,
 }
 
-/// What to do.
+/// An operation's kind.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum OpKind {
     /// Make a mapping.
     Map {
         /// Its number from now on.
         id: MapId,
-        /// Which way the data goes.
+        /// The direction of the data.
         dir: Direction,
         /// Its pieces, in [`Chunk::segments`].
         segments: Range<u32>,
-        /// Which call it comes from.
+        /// The call that made it.
         origin: Origin,
     },
     /// End a mapping.
@@ -57,20 +55,20 @@ pub enum OpKind {
         /// Its number, free from now on.
         id: MapId,
     },
-    /// The CPU is about to touch a part of a mapping.
+    /// The CPU gets a part of a mapping.
     SyncForCpu {
         /// The mapping.
         id: MapId,
-        /// Where the part begins, in bytes from the mapping's first.
+        /// Offset of the part in the mapping, in bytes.
         offset: u64,
         /// Its length in bytes; it lies inside the mapping.
         len: u64,
     },
-    /// The device is about to.
+    /// The device gets a part of a mapping.
     SyncForDevice {
         /// The mapping.
         id: MapId,
-        /// Where the part begins, in bytes from the mapping's first.
+        /// Offset of the part in the mapping, in bytes.
         offset: u64,
         /// Its length in bytes; it lies inside the mapping.
         len: u64,
@@ -80,29 +78,29 @@ pub enum OpKind {
 /// One operation.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Op {
-    /// When, in nanoseconds; never less than for the operation before.
+    /// Its time in nanoseconds; monotonic.
     pub time_ns: u64,
-    /// The line it comes from, counted from 1.
+    /// The line of its event, counted from 1.
     pub line: u64,
-    /// The CPU it ran on.
+    /// Its CPU.
     pub cpu: u32,
-    /// The device it is for.
+    /// Its device.
     pub device: DeviceId,
-    /// What to do.
+    /// Its kind.
     pub kind: OpKind,
 }
 
-/// Some operations in a row; cleared and filled again, so that it allocates only while it grows.
+/// Consecutive operations; cleared and refilled, so that it allocates only while it grows.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Chunk {
     /// The operations.
     pub ops: Vec<Op>,
-    /// The pieces that the maps among them refer to.
+    /// The pieces of its maps.
     pub segments: Vec<Segment>,
 }
 
 impl Chunk {
-    /// The pieces that `range` of a map of this chunk names; none for a range of another chunk.
+    /// The pieces of `range` of a map of this chunk; none for a range of another chunk.
     pub fn segments_of(&self, range: &Range<u32>) -> &[Segment] {
         self.segments.get(range.start as usize..range.end as usize).unwrap_or(&[])
     }
@@ -113,17 +111,17 @@ impl Chunk {
     }
 }
 
-/// The event that operations come from.
+/// The event of operations.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(super) struct At {
-    /// How many events had come by then.
+    /// The events before it.
     pub(super) seq: u64,
     pub(super) time_ns: u64,
     pub(super) line: u64,
     pub(super) cpu: u32,
 }
 
-/// Where operations come from, and the chunk they go to.
+/// The source of operations, and their chunk.
 pub(super) struct Out<'c> {
     pub(super) chunk: &'c mut Chunk,
     pub(super) at: At,

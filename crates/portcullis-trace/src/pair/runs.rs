@@ -1,21 +1,21 @@
-//! The `iommu:` events of one CPU that wait for the `dma_*` event they belong to.
+//! The `iommu:` events of one CPU that wait for their `dma_*` event.
 //!
-//! `iommu:map` stands before its `dma_map_*` or `dma_alloc`; `iommu:unmap` before its `dma_unmap_page` and after its
-//! `dma_free` or `dma_unmap_sg`. An interrupt may come between and bring pairs of its own, so what is claimed is
-//! found by address, newest first, and what is not claimed waits on, up to a bound.
+//! `iommu:map` precedes its `dma_map_*` or `dma_alloc`; `iommu:unmap` precedes its `dma_unmap_page` and follows its `dma_free` or
+//! `dma_unmap_sg`. An interrupt may come between with pairs of its own, so events are claimed by address, newest first, and others wait, up
+//! to a bound.
 
 use std::collections::VecDeque;
 
 use super::live::Span;
 use super::op::At;
 
-/// Maps that wait at most: the pages of an allocation of 256 MiB.
+/// The most waiting maps: the pages of an allocation of 256 MiB.
 const WAITING_MAPS: usize = 65_536;
 
-/// Unmaps that wait at most, and unmaps expected at most: as deep as interrupts can nest, with room.
+/// The most waiting unmaps, and the most expected ones: the nesting depth of interrupts, with room.
 const WAITING_UNMAPS: usize = 8;
 
-/// Maps of others passed over in search of one's own.
+/// Other calls' maps that a search skips.
 const MISSES: usize = 64;
 
 /// An `iommu:map`: a physically contiguous run.
@@ -40,11 +40,11 @@ pub(super) struct Unmapped {
     pub(super) first: u64,
     pub(super) last: u64,
     pub(super) at: At,
-    /// It was looked at whether it ends a mapping of which only the IOMMU's events are known: it does not.
+    /// It was checked against direct mappings: it ends none.
     pub(super) tried: bool,
 }
 
-/// What is to happen to an `iommu:unmap`.
+/// The handling of an `iommu:unmap`.
 pub(super) enum Fate {
     Claimed,
     Waits,
@@ -52,23 +52,23 @@ pub(super) enum Fate {
     Displaces(Unmapped),
 }
 
-/// What waits on one CPU.
+/// The waiting events of one CPU.
 #[derive(Debug, Default)]
 pub(super) struct Waiting {
     maps: VecDeque<Run>,
     unmaps: VecDeque<Unmapped>,
-    /// First and last address of unmaps to come; `None` where only that it comes is known.
+    /// First and last address of expected unmaps; `None` for any address.
     expected: VecDeque<Option<(u64, u64)>>,
 }
 
 impl Waiting {
-    /// Lets `run` wait; returns one that has waited too long.
+    /// Adds a waiting `run`; returns one that has waited too long.
     pub(super) fn push_map(&mut self, run: Run) -> Option<Run> {
         self.maps.push_back(run);
         if self.maps.len() > WAITING_MAPS { self.maps.pop_front() } else { None }
     }
 
-    /// Takes the runs from `first` to `last` into `runs`, in the order of their addresses.
+    /// Claims the runs from `first` to `last` into `runs`, sorted by address.
     pub(super) fn claim_maps(&mut self, first: u64, last: u64, runs: &mut Vec<Run>) {
         runs.clear();
         let (mut low, mut misses, mut at) = (u64::MAX, 0, self.maps.len());
@@ -76,8 +76,8 @@ impl Waiting {
             at -= 1;
             let Some(&run) = self.maps.get(at) else { return };
             let overlaps = run.iova <= last && run.last() >= first;
-            // Runs of one mapping come in rising order: newest first they fall. Anything else is an older
-            // mapping's leftover at the same addresses.
+            // Runs of one mapping come in ascending order: newest first they descend. Anything else is an older mapping's leftover at the
+            // same addresses.
             if overlaps && (runs.is_empty() || run.last() < low) {
                 low = run.iova;
                 runs.push(run);
@@ -89,17 +89,16 @@ impl Waiting {
         runs.reverse();
     }
 
-    /// How many runs wait.
     pub(super) fn maps(&self) -> usize {
         self.maps.len()
     }
 
-    /// Whether one of the newest `most` runs that wait is `wanted`.
+    /// Whether one of the newest `most` waiting runs is `wanted`.
     pub(super) fn has_map(&self, most: usize, wanted: impl Fn(&Run) -> bool) -> bool {
         self.maps.iter().rev().take(most).any(wanted)
     }
 
-    /// Shows the runs that are `wanted`, of the newest `most`, to `take`, oldest first, and lets them wait no more.
+    /// Removes the `wanted` runs of the newest `most`, and passes them to `take`, oldest first.
     pub(super) fn take_maps(
         &mut self,
         most: usize,
@@ -120,7 +119,7 @@ impl Waiting {
         self.maps.truncate(kept);
     }
 
-    /// Marks an unmap as tried, if there is one that was not, and that is `wanted`.
+    /// Marks an untried unmap that is `wanted` as tried, if there is one.
     pub(super) fn try_unmap(&mut self, wanted: impl Fn(&Unmapped) -> bool) -> Option<Unmapped> {
         let unmap = self.unmaps.iter_mut().find(|unmap| !unmap.tried && wanted(unmap))?;
         unmap.tried = true;
@@ -133,7 +132,7 @@ impl Waiting {
         self.unmaps.remove(at)
     }
 
-    /// What becomes of `unmap`: taken by a free that came before it, or left to wait for what comes after.
+    /// Handles `unmap`: an earlier free claims it, or it waits.
     pub(super) fn push_unmap(&mut self, unmap: Unmapped) -> Fate {
         let taker = self.expected.iter().rposition(|range| match *range {
             Some((first, last)) => unmap.first <= last && unmap.last >= first,
@@ -152,14 +151,14 @@ impl Waiting {
         Fate::Waits
     }
 
-    /// Takes the unmap of the `len` bytes at `addr`, and says when it was.
+    /// Claims the unmap of the `len` bytes at `addr`, and returns its event.
     pub(super) fn claim_unmap(&mut self, addr: u64, len: u64) -> Option<u64> {
         let last = addr.saturating_add(len.saturating_sub(1));
         let at = self.unmaps.iter().rposition(|unmap| unmap.first <= addr && unmap.last >= last)?;
         self.unmaps.remove(at).map(|unmap| unmap.at.seq)
     }
 
-    /// Expects the unmap of `spans` to come; of anything, where there are none.
+    /// Expects the unmap of `spans`; of any address, if there are none.
     pub(super) fn expect_unmap(&mut self, spans: &[Span]) {
         let range = spans
             .iter()

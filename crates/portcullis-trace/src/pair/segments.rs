@@ -1,18 +1,17 @@
 //! The pieces of a mapping: physical addresses from one event, lengths from others.
 //!
-//! `dma_map_sg` tells the address of each entry, but only the length of each *merged* stretch. Where nothing was
-//! merged the two go together. Where `iommu:map` events came before, their runs tile the list in order, so each
-//! entry ends where the next begins. Where neither holds, an entry is taken to run to the end of its page. Of a list that
-//! the kernel cut, the runs have what was cut off, too.
+//! `dma_map_sg` has the address of each entry, but only the length of each *merged* range. Without merging the two correspond. If
+//! `iommu:map` events came before, their runs tile the list in order, so each entry ends where the next begins. Otherwise an entry is
+//! assumed to extend to the end of its page. For a list that the kernel truncated, the runs also have the rest.
 
 use super::live::Span;
 use super::op::Segment;
 use super::runs::Run;
 
-/// The page that the kernel pads entries to.
+/// The kernel pads entries to this page.
 const PAGE: u64 = 4096;
 
-/// Where the lengths come from.
+/// The source of lengths.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Source {
     Told,
@@ -20,8 +19,8 @@ pub(super) enum Source {
     Guessed,
 }
 
-/// The pieces of a list whose end the kernel has cut off, by the runs that the device sees at `spans`, and, where spans are
-/// missing too, behind them. Whether the runs cover them.
+/// The pieces of a truncated list, by the runs at its device addresses `spans`, and, if spans are missing too, behind them. Returns whether
+/// the runs cover them.
 pub(super) fn of_cut(spans: &[Span], spans_missing: bool, runs: &[Run], out: &mut Vec<Segment>) -> bool {
     out.clear();
     let mut all = Vec::new();
@@ -35,7 +34,7 @@ pub(super) fn of_cut(spans: &[Span], spans_missing: bool, runs: &[Run], out: &mu
     }
     let end = spans.last().map_or(0, |span| span.addr.saturating_add(span.len));
     if spans_missing {
-        // A range of addresses has no gaps: what follows one is another range's. It begins where the last span's page ends.
+        // A range of addresses has no gaps: after a gap comes another range. It begins where the last span's page ends.
         let mut next = end.div_ceil(PAGE).saturating_mul(PAGE);
         for run in runs.iter().filter(|run| run.iova >= end) {
             if run.iova != next {
@@ -49,9 +48,9 @@ pub(super) fn of_cut(spans: &[Span], spans_missing: bool, runs: &[Run], out: &mu
     !out.is_empty()
 }
 
-/// The pieces of a list of entries that the device sees at `spans`; `None` where no lengths fit.
+/// The pieces of a list of entries with device addresses `spans`; `None` if no lengths fit.
 ///
-/// Of a `truncated` list only the entries that are named count, and they need not fill the spans.
+/// Of a `truncated` list only the printed entries count, and they need not fill the spans.
 pub(super) fn of_list(
     entries: &[u64],
     spans: &[Span],
@@ -90,7 +89,7 @@ fn from_runs(
     out.clear();
     let mut runs = runs.iter();
     let mut run = runs.next()?;
-    // How much of the run the entries so far have used up, and which span they have reached.
+    // Bytes of the run used by the entries so far, and their span.
     let mut used = 0;
     let mut at = 0;
     for (i, &phys) in entries.iter().enumerate() {
@@ -106,7 +105,7 @@ fn from_runs(
             Some(&next) => {
                 (next - next % PAGE).checked_sub(run.phys).filter(|&at| at > used && at < run.size)
             }
-            // The last entry that is named need not be the last there is.
+            // The last printed entry need not be the last.
             None if truncated => used.checked_add(PAGE).filter(|&end| end < run.size),
             None => None,
         };
@@ -125,7 +124,7 @@ fn from_runs(
     Some(())
 }
 
-/// Lengths from page ends; the last entry takes what remains.
+/// Lengths from page ends; the last entry takes the rest.
 fn guess(entries: &[u64], total: u64, truncated: bool, out: &mut Vec<Segment>) -> Option<()> {
     out.clear();
     let mut left = total;
@@ -139,7 +138,7 @@ fn guess(entries: &[u64], total: u64, truncated: bool, out: &mut Vec<Segment>) -
     Some(())
 }
 
-/// The pieces of `span` as the runs have them; `None` where they do not cover it.
+/// The pieces of `span` by the runs; `None` if they do not cover it.
 pub(super) fn of_runs(span: Span, runs: &[Run], out: &mut Vec<Segment>) -> Option<()> {
     out.clear();
     let mut addr = span.addr;
@@ -152,7 +151,7 @@ pub(super) fn of_runs(span: Span, runs: &[Run], out: &mut Vec<Segment>) -> Optio
         let len = (run.size - inside).min(left);
         let phys = run.phys.checked_add(inside)?;
         match out.last_mut() {
-            // The allocator's pages often lie side by side.
+            // The allocator's pages are often adjacent.
             Some(piece) if piece.phys.checked_add(piece.len) == Some(phys) => piece.len += len,
             _ => out.push(Segment { phys, len }),
         }

@@ -1,10 +1,10 @@
-//! `iommu:` events that no `dma_*` event has claimed, or not yet: when it is settled that none will.
+//! `iommu:` events that no `dma_*` event has claimed yet: decides when none will.
 //!
-//! An `iommu:unmap` that stands before its `dma_unmap_page` does so on the same CPU, and what comes between are interrupts. So one
-//! that ends a run which no event has claimed is the end of a mapping without a `dma_*` event, as soon as its CPU does anything
-//! else, or after [`GRACE_NS`]. Where it ends no such run, it waits on: its mapping may be older than the recording.
+//! An `iommu:unmap` precedes its `dma_unmap_page` on the same CPU, with only interrupts between. So one that ends a run which no event has
+//! claimed is the end of a mapping without a `dma_*` event, as soon as its CPU does anything else, or after [`GRACE_NS`]. If it ends no
+//! such run, it waits on: its mapping may be older than the recording.
 //!
-//! What a call has mapped before it failed is unmapped again, and then an event says that it failed: neither is anybody's.
+//! A call that fails unmaps what it has mapped, and then an event reports the failure: both are dropped.
 
 use super::op::Out;
 use super::runs::{Fate, Run, Unmapped};
@@ -13,15 +13,15 @@ use crate::event::{Event, EventKind, Region};
 use crate::figures::number_of;
 use crate::summary::Summary;
 
-/// After this time an `iommu:unmap` waits for its `dma_*` event no longer, if it ends what no event has claimed; and an `iommu:map`
-/// that is its CPU's latest event may be anybody's.
+/// After this time an `iommu:unmap` no longer waits for its `dma_*` event, if it ends an unclaimed run; and an `iommu:map` that is its
+/// CPU's latest event may be direct.
 const GRACE_NS: u64 = 100_000;
 
-/// Unmaps that wait for the grace period to end at most.
+/// The most unmaps in the grace period.
 const WAITING: usize = 4096;
 
-/// Runs that are looked at for one unmap at most: those of a request of 64 MiB. Where more wait, as a virtual machine's do, each CPU's
-/// newest have an equal part of these.
+/// The most runs that are examined for one unmap: those of a request of 64 MiB. If more wait, as in a virtual machine, each CPU's newest
+/// have an equal share.
 const LOOKED_AT: usize = 16_384;
 
 impl Pairer {
@@ -34,7 +34,7 @@ impl Pairer {
         out: &mut Out<'_>,
     ) {
         if size == 0 {
-            // Of a call that failed, or by a kernel that prints what is left to map.
+            // Of a call that failed, or of a kernel that prints the remaining size.
             summary.empty_maps += 1;
             summary.ignored += 1;
             return;
@@ -54,7 +54,7 @@ impl Pairer {
         }
     }
 
-    /// An unmap of the `size` bytes that were mapped, of those that should go; `named` if its device is known.
+    /// An unmap of `size` mapped bytes, of those requested; `named` if its device is known.
     pub(super) fn iommu_unmap(
         &mut self,
         iova: u64,
@@ -74,11 +74,11 @@ impl Pairer {
         let unmap = Unmapped { first: iova, last, at: out.at, tried: false };
         let cpu = self.cpus.get_mut(out.at.cpu as usize);
         let before = cpu.and_then(|cpu| cpu.last_unmap.replace((iova, last)));
-        // Where a recording holds no `dma_*` event (yet), waiting for one would only lose the time of the unmap.
+        // In a recording without `dma_*` events (yet), waiting for one would only lose the time of the unmap.
         if !self.dma_seen && self.ends_unclaimed(&unmap) {
             return self.unclaimed_unmap(unmap, summary, out);
         }
-        // VT-d's own events tell the unmap of a list twice, as `unmap_single` and as `unmap_sg`.
+        // VT-d's own events report the unmap of a list twice, as `unmap_single` and as `unmap_sg`.
         if named && !self.dma_seen && before == Some((iova, last)) {
             summary.ignored += 1;
             return;
@@ -94,7 +94,7 @@ impl Pairer {
         self.waiting.push_back((out.at.cpu, out.at.seq, out.at.time_ns));
     }
 
-    /// Plays the unmaps that end what no event has claimed, and that `event` shows to be nobody's.
+    /// Handles unmaps of unclaimed runs that `event` shows to be direct.
     pub(super) fn settle_unmaps(&mut self, event: &Event<'_>, summary: &mut Summary, chunk: &mut Chunk) {
         if self.waiting.is_empty() {
             return;
@@ -120,7 +120,7 @@ impl Pairer {
         }
     }
 
-    /// The same of the CPU's own unmaps, behind an event that may have claimed runs.
+    /// The same for the CPU's own unmaps, after an event that may have claimed runs.
     pub(super) fn settle_behind(&mut self, kind: &EventKind<'_>, summary: &mut Summary, out: &mut Out<'_>) {
         if !self.waiting.is_empty() && is_map(kind) {
             self.settle_all_of(out.at.cpu, |_| true, summary, out);
@@ -140,7 +140,7 @@ impl Pairer {
         }
     }
 
-    /// Plays `unmap`, which waits, if it ends what no event has claimed.
+    /// Handles the waiting `unmap`, if it ends an unclaimed run.
     fn settle(&mut self, unmap: Unmapped, summary: &mut Summary, out: &mut Out<'_>) {
         if self.ends_unclaimed(&unmap) {
             if let Some(cpu) = self.cpus.get_mut(unmap.at.cpu as usize) {
@@ -150,8 +150,7 @@ impl Pairer {
         }
     }
 
-    /// Forgets what the call that `event` says to have failed had mapped: it was unmapped just before. `false` where it says no
-    /// such thing.
+    /// Drops the maps of the call that `event` reports as failed: it was unmapped just before. `false` for other events.
     fn undo(&mut self, event: &Event<'_>, summary: &mut Summary) -> bool {
         let failed = match &event.kind {
             EventKind::Failed => true,
@@ -168,7 +167,7 @@ impl Pairer {
         failed
     }
 
-    /// Whether `unmap` ends what no event has claimed.
+    /// Whether `unmap` ends an unclaimed run.
     fn ends_unclaimed(&self, unmap: &Unmapped) -> bool {
         let most = self.looked_at();
         let mut cpus = self.with_maps.iter().filter_map(|&number| self.cpus.get(number as usize));
@@ -180,17 +179,17 @@ impl Pairer {
             })
     }
 
-    /// How many runs of each CPU are looked at for an unmap, the newest.
+    /// Runs of each CPU that are examined for an unmap, the newest.
     fn looked_at(&self) -> usize {
         let cpus = self.with_maps.iter().filter_map(|&number| self.cpus.get(number as usize));
         let waiting: usize = cpus.map(|cpu| cpu.waiting.maps()).sum();
         if waiting > LOOKED_AT { LOOKED_AT / self.with_maps.len() } else { LOOKED_AT }
     }
 
-    /// An unmap that no `dma_*` event has claimed: perhaps the maps before it were not claimed either.
+    /// An unmap that no `dma_*` event has claimed: the maps before it may be unclaimed, too.
     pub(super) fn unclaimed_unmap(&mut self, unmap: Unmapped, summary: &mut Summary, out: &mut Out<'_>) {
         if self.dma_seen {
-            // Others that wait may be claimed yet.
+            // Others that wait may still be claimed.
             let most = self.looked_at();
             self.with_maps.retain(|&number| {
                 let Some(cpu) = self.cpus.get_mut(number as usize) else { return false };
@@ -215,7 +214,7 @@ impl Pairer {
         if self.direct_device(summary).is_none() {
             self.direct.forget(&unmap, summary);
             summary.iommu_unclaimed += 1;
-            // It may be of the device that is wanted.
+            // It may be of the selected device.
             summary.nameless += u64::from(self.dma_seen && !matches!(self.attached, Attached::One(_)));
             return;
         }
@@ -223,7 +222,7 @@ impl Pairer {
         self.direct.make_room(&mut self.live, summary, out);
     }
 
-    /// Gives up waiting for the `dma_*` events of maps older than event `seq`.
+    /// Stops waiting for the `dma_*` events of maps older than event `seq`.
     pub(super) fn release_maps(&mut self, seq: u64, summary: &mut Summary) {
         self.with_maps.retain(|&number| {
             let Some(cpu) = self.cpus.get_mut(number as usize) else { return false };
@@ -241,17 +240,17 @@ fn is_map(kind: &EventKind<'_>) -> bool {
     matches!(kind, EventKind::Map { .. } | EventKind::MapSg(_) | EventKind::Alloc { .. })
 }
 
-/// Whether `run` was there before `unmap`, and has a byte in it.
+/// Whether `run` came before `unmap`, and overlaps it.
 fn is_ended(run: &Run, unmap: &Unmapped) -> bool {
     run.at.seq < unmap.at.seq && run.iova <= unmap.last && run.last() >= unmap.first
 }
 
-/// Whether the `dma_*` event of `run` is likely to come yet: it is the latest event of its CPU, and young.
+/// Whether the `dma_*` event of `run` is likely to come: it is the latest event of its CPU, and young.
 fn is_new(run: &Run, latest: u64, unmap: &Unmapped) -> bool {
     run.at.seq == latest && unmap.at.time_ns < run.at.time_ns.saturating_add(GRACE_NS)
 }
 
-/// Whether `unmap` may be the one that unmaps `region`.
+/// Whether `unmap` may be that of `region`.
 fn holds(unmap: &Unmapped, region: &Region<'_>) -> bool {
     let last = region.dma_addr.saturating_add(region.size.saturating_sub(1));
     unmap.first <= region.dma_addr && last <= unmap.last
@@ -265,7 +264,7 @@ fn wraps(iova: u64, size: u64) -> (String, String) {
 mod tests {
     use super::*;
 
-    /// Whatever the times say, a file without end takes no memory without end.
+    /// Whatever the times are, a file without end takes bounded memory.
     #[test]
     fn so_many_unmaps_wait_at_once() {
         let (mut pairer, mut summary, mut chunk) = (Pairer::new(None), Summary::default(), Chunk::default());

@@ -1,9 +1,9 @@
-//! What stands beside events in a recording: comments, headings, notes of losses, and the stacks that led to events.
+//! Lines beside events: comments, headings, notes of losses, and stack traces.
 
 use super::{Line, number};
 use crate::measured::Measured;
 
-/// Reads `text`, which has no head of an event; `None` where it is none of these.
+/// Parses `text`, which is no event; `None` if it is none of these.
 pub(super) fn read(text: &[u8]) -> Option<Line<'_>> {
     match text {
         [] => return Some(Line::Nothing),
@@ -33,7 +33,7 @@ fn comment(text: &[u8]) -> Line<'_> {
         .map_or(Line::Nothing, |(promised, _)| Line::Promise(promised))
 }
 
-/// What `trace-cmd report` prints before the events: `cpus=2`, `version = 7`, `CPU 0 is empty`.
+/// A heading of `trace-cmd report`: `cpus=2`, `version = 7`, `CPU 0 is empty`.
 fn is_heading(text: &[u8]) -> bool {
     let is_number = |rest: &[u8]| number::leading_decimal(rest).is_some_and(|(_, rest)| rest.is_empty());
     let cpu = || text.strip_prefix(b"CPU ")?.strip_suffix(b" is empty");
@@ -44,8 +44,8 @@ fn is_heading(text: &[u8]) -> bool {
         || matches!(text, b"Warning:" | b"Check IO/CPU overload!")
 }
 
-/// A line of the stack that led to an event: `=> dma_map_page_attrs`, as the kernel prints it, or perf's
-/// `ffffffff8118d2a5 dma_map_page_attrs+0x35 ([kernel.kallsyms])`.
+/// A line of a stack trace: `=> dma_map_page_attrs`, as the kernel prints it, or perf's `ffffffff8118d2a5 dma_map_page_attrs+0x35
+/// ([kernel.kallsyms])`.
 fn is_stack(text: &[u8]) -> bool {
     let by_perf = || {
         let end = text.iter().position(|b| *b == b' ')?;
@@ -62,12 +62,11 @@ pub(super) fn lost_by_perf(text: &[u8]) -> Option<u64> {
     let rest = rest.strip_prefix(b":").unwrap_or(rest).trim_ascii_start();
     let count =
         rest.strip_prefix(b"lost").map(|rest| rest.strip_prefix(b"=").unwrap_or(rest).trim_ascii_start());
-    // Whatever else stands there: something was lost.
+    // Whatever else it says: something was lost.
     Some(count.and_then(number::leading_decimal).map_or(1, |(count, _)| count))
 }
 
-/// perf's last word on a recording, which it prints beside the events: `Processed 900 events and lost 2 chunks!`, each of at
-/// least one event.
+/// perf's final summary: `Processed 900 events and lost 2 chunks!`, each of at least one event.
 fn lost_in_all(text: &[u8]) -> Option<u64> {
     let (_, rest) = number::leading_decimal(text.strip_prefix(b"Processed ")?)?;
     let rest = rest.strip_prefix(b" events and ")?;
@@ -75,7 +74,7 @@ fn lost_in_all(text: &[u8]) -> Option<u64> {
     number::leading_decimal(rest).map(|(count, _)| count)
 }
 
-/// `CPU:1 [LOST 12 EVENTS]`; the kernel leaves the number out where it does not know it. `trace-cmd` says `[12 EVENTS DROPPED]`.
+/// `CPU:1 [LOST 12 EVENTS]`; the kernel omits an unknown number. `trace-cmd` prints `[12 EVENTS DROPPED]`.
 fn lost(text: &[u8]) -> Option<u64> {
     let text = match text.strip_prefix(b"CPU:") {
         Some(rest) => number::leading_decimal(rest)?.1.trim_ascii_start(),

@@ -1,4 +1,4 @@
-//! The fields of the events that matter, found by their names.
+//! The fields of relevant events, by name.
 
 mod raw;
 mod vtd;
@@ -6,13 +6,13 @@ mod vtd;
 use super::{Lists, ParseError, number};
 use crate::event::{Direction, EventKind, Region, SgMap, SyncFor, Told};
 
-/// An event's text after its name, and where its lists go.
+/// An event's text after its name, and storage for its lists.
 pub(super) struct Text<'a> {
     text: &'a [u8],
     lists: &'a mut Lists,
 }
 
-/// What a line of `KEY=VALUE` pairs said.
+/// The parsed `KEY=VALUE` pairs of a line.
 #[derive(Default)]
 struct Fields<'a> {
     dir: Dir<'a>,
@@ -29,19 +29,19 @@ struct Fields<'a> {
     has_sizes: bool,
     has_phys_addrs: bool,
     attrs: &'a [u8],
-    /// The field `dev=`; empty where there is none.
+    /// The field `dev=`; empty without one.
     device: &'a [u8],
-    /// There is a field `virt_addr=`, of nothing.
+    /// There is an empty field `virt_addr=`.
     nowhere: bool,
 }
 
-/// What a field `dir=` says.
+/// The field `dir=`.
 #[derive(Default)]
 enum Dir<'a> {
     #[default]
     Missing,
     Is(Direction),
-    /// No direction: this stands there.
+    /// Not a direction, but this text.
     Not(&'a [u8]),
 }
 
@@ -50,7 +50,7 @@ impl<'a> Dir<'a> {
         direction.map_or(Self::Not(word), Self::Is)
     }
 
-    /// The direction, where the event has to have one.
+    /// The direction, if the event must have one.
     fn need(&self, text: &'a [u8]) -> Result<Direction, ParseError<'a>> {
         match *self {
             Self::Is(dir) => Ok(dir),
@@ -65,7 +65,7 @@ impl<'a> Text<'a> {
         Self { text, lists }
     }
 
-    /// The event called `name`.
+    /// Parses the event called `name`.
     pub(super) fn event(self, name: &[u8]) -> Result<EventKind<'a>, ParseError<'a>> {
         match name {
             b"map" => self.iommu_map(),
@@ -112,8 +112,8 @@ impl<'a> Text<'a> {
         self.region_of(|fields, text| fields.dir.need(text))
     }
 
-    /// A region of memory that was allocated for a device. Linux 6.12 prints no direction of it, and some later versions print
-    /// what lay in the buffer before. What `dma_alloc` allocates is for both directions, `always`.
+    /// Memory allocated for a device. Linux 6.12 prints no direction, and some later versions print stale buffer contents. `dma_alloc`
+    /// `always` allocates for both directions.
     fn coherent(self, always: bool) -> Result<(Region<'a>, Fields<'a>, &'a Lists), ParseError<'a>> {
         self.region_of(|fields, _| match fields.dir {
             Dir::Is(dir) if !always => Ok(dir),
@@ -158,7 +158,7 @@ impl<'a> Text<'a> {
         Ok(EventKind::Alloc { region, phys_addrs: &lists.phys_addrs, dir })
     }
 
-    /// Since Linux 6.13 a free of no memory is recorded, too. Its address may be another allocation's by then.
+    /// Since Linux 6.13 a free of no memory is recorded, too. Its address may belong to another allocation by then.
     fn free(self, always: bool) -> Result<EventKind<'a>, ParseError<'a>> {
         let (region, fields, _) = self.coherent(always)?;
         let size = if fields.nowhere { 0 } else { region.size };
@@ -176,7 +176,7 @@ impl<'a> Text<'a> {
         let (nents, full_nents) = fields.nents.unwrap_or((lists.phys_addrs.len() as u64, 0));
         let (ents, full_ents) = fields.ents.unwrap_or((lists.dma_addrs.len() as u64, 0));
         let (full_nents, full_ents) = (full_nents.max(nents), full_ents.max(ents));
-        // The mark is the kernel's word, the numbers are the proof: either will do.
+        // Either the kernel's mark or the numbers suffice.
         let truncated = fields.truncated || full_nents > nents || full_ents > ents;
         Ok(EventKind::MapSg(SgMap {
             device,
@@ -234,7 +234,7 @@ impl<'a> Text<'a> {
         })
     }
 
-    /// The device, which is all that stands before the first field, `dir=` or, where that is left out, `dma_addr=`; and the fields.
+    /// The device, which is all text before the first field (`dir=` or, without that, `dma_addr=`), and the fields.
     fn dma(self) -> Result<(&'a [u8], Fields<'a>, &'a Lists), ParseError<'a>> {
         let text = self.text;
         if let Some(fields) = text.strip_prefix(raw::MARK) {
@@ -269,7 +269,7 @@ impl<'a> Text<'a> {
     }
 }
 
-/// A list whose entries stand apart, with blanks between them.
+/// A list with blanks between its entries.
 #[derive(Clone, Copy)]
 enum Open {
     DmaAddrs,
@@ -277,8 +277,8 @@ enum Open {
     PhysAddrs,
 }
 
-/// Reads all fields of `text`. Words without `=` belong to no field that is needed, but for the mark of a cut list and the
-/// entries of a list without braces.
+/// Parses all fields of `text`. Words without `=` are ignored, except the mark of a truncated list and the entries of a list without
+/// braces.
 fn read<'a>(text: &'a [u8], lists: &'a mut Lists) -> Result<(Fields<'a>, &'a Lists), ParseError<'a>> {
     lists.clear();
     let mut fields = Fields::default();
@@ -367,17 +367,17 @@ fn size<'a>(value: &[u8], word: &'a [u8]) -> Result<u64, ParseError<'a>> {
     if value.starts_with(b"0x") { hex(value, word) } else { decimal(value, word) }
 }
 
-/// Whether this is no address: the kernel prints zeros, and libraries that print for it, `(nil)` or `(null)`.
+/// Whether this is a null address: the kernel prints zeros, and libraries print `(nil)` or `(null)`.
 fn is_nowhere(value: &[u8]) -> bool {
     matches!(value, b"(nil)" | b"(null)") || number::hex(value) == Some(0)
 }
 
-/// Whether the attributes say that it is another device's registers: what was `dma_map_resource` before.
+/// Whether the attributes say that it is another device's registers (formerly `dma_map_resource`).
 fn is_mmio(attrs: &[u8]) -> bool {
     attrs.split(|&b| b == b'|').any(|attr| attr == b"MMIO")
 }
 
-/// `12/34`, and whether the mark of a cut list is glued to it.
+/// `12/34`, and whether the truncation mark is attached to it.
 fn pair<'a>(value: &[u8], word: &'a [u8]) -> Result<((u64, u64), bool), ParseError<'a>> {
     let parsed = number::leading_decimal(value).and_then(|(first, rest)| {
         let (second, rest) = number::leading_decimal(rest.strip_prefix(b"/")?)?;

@@ -1,11 +1,11 @@
-//! One line of text to one [`Event`].
+//! Parses one line of text into one [`Event`].
 //!
-//! A line of tracefs is `TASK-PID [CPU] FLAGS TIME: EVENT: FIELDS`. The task's name may hold anything, so the line is
-//! not split at blanks: what is looked for is the first bracketed number that a time stamp follows. The columns for
-//! the thread group and for the flags may be there or not. `trace-cmd report` and `perf script` print close enough
-//! to this to be read too: lists without braces, or, where their library cannot parse an event's format, bare fields.
+//! A line of tracefs is `TASK-PID [CPU] FLAGS TIME: EVENT: FIELDS`. The task's name may contain anything, so the line is not split at
+//! blanks: the parser looks for the first bracketed number followed by a time stamp. The columns for the thread group and for the flags are
+//! optional. `trace-cmd report` and `perf script` print similar lines, which it also parses: lists without braces, or, if their library
+//! cannot parse an event's format, bare fields.
 //!
-//! Fields are found by name: unknown ones are passed over, and those that some kernels leave out may be missing.
+//! Fields are found by name: unknown ones are ignored, and those that some kernels omit are optional.
 //!
 //! Cost: one scan of the line, no allocation; every number is checked.
 
@@ -19,7 +19,7 @@ use crate::event::{Event, EventKind};
 use crate::measured::Measured;
 use fields::Text;
 
-/// Room for the lists of one line, kept from line to line so that none is allocated twice.
+/// Storage for the lists of one line, reused for all lines.
 #[derive(Debug, Default)]
 pub struct Lists {
     pub(crate) dma_addrs: Vec<u64>,
@@ -27,49 +27,49 @@ pub struct Lists {
     pub(crate) phys_addrs: Vec<u64>,
 }
 
-/// What a line turned out to be.
+/// A parsed line.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Line<'a> {
-    /// Blank, or a comment that says nothing of use.
+    /// Blank, or an irrelevant comment.
     Nothing,
-    /// The header that tells how many entries the kernel's buffer held.
+    /// The header's count of entries in the kernel's buffer.
     Promise(u64),
-    /// What the machine's CPUs did while it was recorded.
+    /// The CPU usage during the recording.
     Measured(Measured),
     /// The kernel's note that it dropped events, at least this many.
     Lost(u64),
-    /// perf's note that it has lost this much in all, or more.
+    /// perf's note that it lost this many in total, or more.
     LostInAll(u64),
     /// An event.
     Event(Event<'a>),
-    /// An event whose time is a number without a decimal point, this one: the kernel prints so what is no time, such
-    /// as a processor's time stamp counter.
+    /// An event whose time is a number without a decimal point: the kernel prints clocks this way that are not in seconds, such as a
+    /// processor's time stamp counter.
     Ticks(&'a [u8]),
 }
 
-/// Why a line cannot be read.
+/// Why a line cannot be parsed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("expected {expected}, found \"{}\"", crate::error::excerpt(found))]
 pub struct ParseError<'a> {
-    /// Whether the line is an event all the same, with fields that make no sense.
+    /// Whether the line is an event, with invalid fields.
     pub is_event: bool,
-    /// What should have stood there.
+    /// What was expected.
     pub expected: &'static str,
-    /// What stood there.
+    /// What was found.
     pub found: &'a [u8],
 }
 
-/// The highest CPU number that is believed: Linux can be built for 8192 CPUs.
+/// The highest CPU number that is accepted: Linux can be built for 8192 CPUs.
 pub const MAX_CPU: u32 = 8191;
 
-/// The latest time that is believed, in nanoseconds: 146 years after the machine was started. A later one counts as that, so that what
-/// is due some time after an event has a time, too.
+/// The latest time that is accepted, in nanoseconds: 146 years after boot. Later ones are clamped, so that deadlines after an event do not
+/// overflow.
 pub const LATEST_NS: u64 = 1 << 62;
 
-/// Reads line `number`, `line`, without its newline; what it lists goes into `lists`.
+/// Parses line `number`, `line`, without its newline; stores its lists in `lists`.
 ///
 /// # Errors
-/// [`ParseError`] where it is no trace line, or a known event with fields that make no sense.
+/// [`ParseError`] if it is no trace line, or a known event with invalid fields.
 pub fn parse_line<'a>(number: u64, line: &'a [u8], lists: &'a mut Lists) -> Result<Line<'a>, ParseError<'a>> {
     let text = line.trim_ascii();
     match head(text) {
@@ -78,7 +78,7 @@ pub fn parse_line<'a>(number: u64, line: &'a [u8], lists: &'a mut Lists) -> Resu
     }
 }
 
-/// What stands before an event's own text, and where that begins.
+/// The prefix of an event, and the offset of the rest.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Head {
     pub(crate) cpu: u32,
@@ -86,7 +86,7 @@ pub(crate) struct Head {
     event: usize,
 }
 
-/// The head of the event on `text`, a line without blanks at its ends; `None` where it is none, or its time is a count.
+/// The head of the event in `text`, a trimmed line; `None` if it is no event, or its time is a count.
 pub(crate) fn head(text: &[u8]) -> Option<Head> {
     let prefix = prefix(text).filter(|_| !text.starts_with(b"#"))?;
     Some(Head {
@@ -96,7 +96,7 @@ pub(crate) fn head(text: &[u8]) -> Option<Head> {
     })
 }
 
-/// Reads line `number`, `text`, whose head is known: an event, or perf's note of a loss, which has a head as well.
+/// Parses line `number`, `text`, whose head is known: an event, or perf's note of a loss, which has a head as well.
 pub(crate) fn parse_event<'a>(
     number: u64,
     head: Head,
@@ -111,7 +111,7 @@ pub(crate) fn parse_event<'a>(
     Ok(Line::Event(Event { line: number, cpu: head.cpu, time_ns: head.time_ns, kind }))
 }
 
-/// Reads `text`, a line that has no head of an event.
+/// Parses `text`, a line without an event's head.
 pub(crate) fn parse_other(text: &[u8]) -> Result<Line<'_>, ParseError<'_>> {
     if let Some(line) = beside::read(text) {
         return Ok(line);
@@ -124,16 +124,16 @@ pub(crate) fn parse_other(text: &[u8]) -> Result<Line<'_>, ParseError<'_>> {
     }
 }
 
-/// The name of the event on `line`; empty where it is none.
+/// The name of the event in `line`; empty if it is no event.
 pub(crate) fn event_name(line: &[u8]) -> &[u8] {
     prefix(line.trim_ascii()).map_or(&[], |prefix| name_of(prefix.event).0)
 }
 
-/// Everything before the event's own text.
+/// The prefix of an event.
 struct Prefix<'a> {
     cpu: u32,
     time: &'a [u8],
-    /// `None` where that is a whole number.
+    /// `None` for a whole number.
     time_ns: Option<u64>,
     event: &'a [u8],
 }
@@ -149,7 +149,7 @@ fn prefix(text: &[u8]) -> Option<Prefix<'_>> {
     }
 }
 
-/// What follows the opening bracket, if that is the one around the CPU's number.
+/// Parses after the opening bracket, if that is the CPU number's.
 fn prefix_at(text: &[u8]) -> Option<Prefix<'_>> {
     let (cpu, rest) = number::leading_decimal(text)?;
     let cpu = u32::try_from(cpu).ok().filter(|&cpu| cpu <= MAX_CPU)?;
@@ -166,9 +166,9 @@ fn prefix_at(text: &[u8]) -> Option<Prefix<'_>> {
     Some(Prefix { cpu, time, time_ns, event: rest.trim_ascii_start() })
 }
 
-/// The first word of `text`, and what follows it.
+/// The first word of `text`, and the rest.
 fn word(text: &[u8]) -> (&[u8], &[u8]) {
-    /// No column before the event's name is as wide: a long line without blanks is not searched to its end.
+    /// The widest column before the event's name: a long line without blanks is not searched to its end.
     const WIDEST: usize = 32;
     let text = text.trim_ascii_start();
     let end = text.iter().take(WIDEST).position(|b| b.is_ascii_whitespace()).unwrap_or(text.len());
@@ -183,7 +183,7 @@ fn kind<'a>(event: &'a [u8], lists: &'a mut Lists) -> Result<EventKind<'a>, Pars
     }
 }
 
-/// An event's name, which is empty where no colon ends it, and what follows it.
+/// An event's name, which is empty without a colon, and the rest.
 fn name_of(event: &[u8]) -> (&[u8], &[u8]) {
     let end = memchr(b' ', event).unwrap_or(event.len());
     let (name, rest) = event.split_at(end);

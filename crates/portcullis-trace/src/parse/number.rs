@@ -1,7 +1,6 @@
-//! Numbers in text: checked, and never read past what fits.
+//! Checked parsing of numbers.
 
-/// The decimal number that `text` begins with, and what follows it; `None` where there is none or 64 bits cannot
-/// hold it.
+/// The decimal number at the beginning of `text`, and the rest; `None` if there is none or it exceeds 64 bits.
 pub(super) fn leading_decimal(text: &[u8]) -> Option<(u64, &[u8])> {
     let mut value = 0u64;
     let mut digits = 0;
@@ -26,7 +25,7 @@ fn hex_digit(b: u8) -> Option<u64> {
     }
 }
 
-/// The hexadecimal number that `text` begins with, `0x` or not, and what follows it.
+/// The hexadecimal number at the beginning of `text`, with `0x` or without, and the rest.
 pub(super) fn leading_hex(text: &[u8]) -> Option<(u64, &[u8])> {
     let text = text.strip_prefix(b"0x").unwrap_or(text);
     let mut value = 0u64;

@@ -1,7 +1,4 @@
-//! Text to lines.
-//!
-//! Lines are cut from one buffer that grows to hold the longest line, 1 MiB at most: a longer one is passed over, in
-//! bounded memory.
+//! Splits text into lines, in one buffer that grows to the longest line, at most 1 MiB: a longer one is skipped, in bounded memory.
 
 use std::io::{self, Read};
 use std::ops::Range;
@@ -13,7 +10,7 @@ use crate::input::Input;
 /// The longest line that is read, in bytes; the kernel's own are below 12 KiB.
 pub const MAX_LINE: usize = 1 << 20;
 
-/// Room for text at first.
+/// Initial size of the buffer.
 const BUFFER: usize = 256 << 10;
 
 /// A line in the buffer.
@@ -22,16 +19,16 @@ pub(super) enum Raw {
     TooLong(u64),
 }
 
-/// Cuts text into lines.
+/// Splits text into lines.
 #[derive(Debug)]
 pub(super) struct Lines<'a> {
     pub(super) input: Input<'a>,
     buffer: Vec<u8>,
     start: usize,
-    /// Up to here there is no newline after `start`.
+    /// No newline between `start` and this.
     searched: usize,
     end: usize,
-    /// Bytes of an overlong line thrown away so far.
+    /// Bytes of an overlong line dropped so far.
     dropped: u64,
     ended: bool,
 }
@@ -41,7 +38,7 @@ impl<'a> Lines<'a> {
         Self { input, buffer: vec![0; BUFFER], start: 0, searched: 0, end: 0, dropped: 0, ended: false }
     }
 
-    /// The next line, which is there until the next call; `None` at the end.
+    /// The next line, valid until the next call; `None` at the end.
     pub(super) fn next(&mut self) -> io::Result<Option<Raw>> {
         loop {
             let unseen = self.buffer.get(self.searched..self.end).unwrap_or(&[]);
@@ -65,7 +62,7 @@ impl<'a> Lines<'a> {
         }
     }
 
-    /// A line's text, without what ends it.
+    /// A line's text, without its end.
     pub(super) fn text(&self, line: Range<usize>) -> &[u8] {
         self.buffer.get(line).unwrap_or(&[])
     }
@@ -76,14 +73,14 @@ impl<'a> Lines<'a> {
         if length > MAX_LINE as u64 { Raw::TooLong(length) } else { Raw::Text(line) }
     }
 
-    /// Reads more behind what is there.
+    /// Reads more behind the existing text.
     fn fill(&mut self) -> io::Result<()> {
         if self.end == self.buffer.len() {
             self.buffer.copy_within(self.start..self.end, 0);
             self.end -= self.start;
             self.searched = self.end;
             self.start = 0;
-            // The line fills more than half: reading would go in small steps.
+            // The line fills more than half: reads would be small.
             if self.end > self.buffer.len() / 2 {
                 self.buffer.resize(self.buffer.len() * 2, 0);
             }

@@ -1,13 +1,12 @@
-//! Lines in the order of time.
+//! Reorders lines up to 1 ms out of timestamp order.
 //!
-//! A recording stands in that order, but for a little: where its events were copied while they came (`trace_pipe`), or where
-//! CPUs' clocks differ. So a line waits until no other can come before it: until an event is read that is 1 ms later. The
-//! events of one CPU, and those of one time, stay in the order of the file. A line that is no event stays behind the event
-//! above it.
+//! A recording is nearly sorted: events copied while they came (`trace_pipe`), or different CPUs' clocks, disturb the order a little. So a
+//! line waits until no other can precede it: until an event is read that is 1 ms later. The events of one CPU, and those of one time, keep
+//! the file's order. A line that is no event stays behind the event above it.
 //!
 //! # Cost
-//! One copy of each line, and memory for a millisecond of them, [`MOST_BYTES`] at most: where these are not enough, lines go on
-//! early, and an event that should have come before them is an error.
+//! One copy of each line, and memory for a millisecond of them, at most [`MOST_BYTES`]: if these do not suffice, lines are emitted early,
+//! and an event that should have preceded them is an error.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -16,10 +15,10 @@ use crate::error::TraceError;
 use crate::input::Input;
 use crate::parse::{Head, head};
 
-/// How much older than another CPU's an event may be that stands before it, in nanoseconds.
+/// The largest disorder between CPUs, in nanoseconds.
 const MOST_DISORDER_NS: u64 = 1_000_000;
 
-/// Lines take this much memory while they wait, with what they are known by; as much may be spare.
+/// The most memory of waiting lines, with their heads; spare buffers may take as much.
 const MOST_BYTES: usize = 16 << 20;
 
 /// A line of text.
@@ -27,15 +26,15 @@ const MOST_BYTES: usize = 16 << 20;
 pub(super) struct Line {
     /// Its number, counted from 1.
     pub(super) number: u64,
-    /// What stands on it, without blanks at its ends; nothing where it is too long.
+    /// Its trimmed text; empty if it is too long.
     pub(super) text: Vec<u8>,
-    /// What the event on it begins with, where there is one.
+    /// Its event's head, if it is an event.
     pub(super) head: Option<Head>,
-    /// How long it is in bytes.
+    /// Its length in bytes.
     pub(super) length: u64,
-    /// Whether it stood below a later event.
+    /// Whether a later event was above it.
     pub(super) moved: bool,
-    /// Its event's time, or, where its CPU was later before, that; of a line that is no event, the last one's above it.
+    /// Its event's time, or its CPU's latest time if that is later; for other lines, the last event's above it.
     time_ns: u64,
 }
 
@@ -45,31 +44,31 @@ impl Line {
     }
 }
 
-/// Puts lines in the order of time.
+/// Sorts lines by timestamp.
 #[derive(Debug)]
 pub(super) struct Ordered<'a> {
     lines: Lines<'a>,
     /// Lines read.
     number: u64,
-    /// In the order of time, and of the file.
+    /// Sorted by time, and by the file's order.
     waiting: VecDeque<Line>,
-    /// Lines that stood below a later event, by time and number, so that none of many has to make room among the others.
+    /// Lines below a later event, by time and number, so that none has to be inserted among many others.
     late: BTreeMap<(u64, u64), Line>,
-    /// Bytes that these take.
+    /// Bytes of all of these.
     bytes: usize,
-    /// The line that went on last.
+    /// The last emitted line.
     current: Line,
-    /// Room for lines to come, and how much.
+    /// Spare buffers, and their size.
     spare: Vec<Vec<u8>>,
     spare_bytes: usize,
     /// The latest time of each CPU.
     cpus: Vec<u64>,
-    /// The latest time, and whose it is.
+    /// The latest time, and its CPU.
     latest: (u64, u32),
     /// The time of the last event in the file's order.
     time_ns: u64,
     ended: bool,
-    /// Why it has ended before the text did.
+    /// Why it ended before the text.
     error: Option<TraceError>,
 }
 
@@ -96,7 +95,7 @@ impl<'a> Ordered<'a> {
         &self.lines.input
     }
 
-    /// The next line; `None` at the end. What could be read before an error comes before it.
+    /// The next line; `None` at the end. An error comes after all lines before it.
     pub(super) fn next(&mut self) -> Result<Option<&Line>, TraceError> {
         while !self.is_due() {
             if self.ended {
@@ -121,7 +120,7 @@ impl<'a> Ordered<'a> {
         Ok(Some(&self.current))
     }
 
-    /// Whether no line can come before the first that waits, or there is no room for one.
+    /// Whether no line can precede the first waiting one, or there is no room for more.
     fn is_due(&self) -> bool {
         let oldest_ns = self.latest.0.saturating_sub(MOST_DISORDER_NS);
         let due = |line: &Line| self.ended || line.time_ns <= oldest_ns || self.bytes >= MOST_BYTES;
@@ -133,7 +132,7 @@ impl<'a> Ordered<'a> {
         first.is_some_and(due)
     }
 
-    /// Whether the first line that waits is one that came late.
+    /// Whether the first waiting line came late.
     fn is_late_first(&self) -> bool {
         match (self.late.first_key_value(), self.waiting.front()) {
             (Some((late, _)), Some(line)) => *late < (line.time_ns, line.number),
@@ -141,7 +140,7 @@ impl<'a> Ordered<'a> {
         }
     }
 
-    /// Reads a line and puts it in its place.
+    /// Reads a line and inserts it.
     fn read(&mut self) -> Result<(), TraceError> {
         let mut line = Line { number: self.number + 1, ..Line::default() };
         match self.lines.next() {

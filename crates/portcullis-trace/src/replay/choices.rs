@@ -1,4 +1,4 @@
-//! What was chosen between copying and mapping, for the report.
+//! The choices between copying and mapping, for the report.
 
 use portcullis::addr::Direction;
 use portcullis::dma::Explained;
@@ -6,43 +6,42 @@ use serde::{Deserialize, Deserializer, Serialize};
 
 use super::report::{Name, one_of};
 
-/// What was chosen for a device's mappings.
+/// The choices for a device's mappings.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Choices {
     /// The device, as an index into the trace's.
     pub device: usize,
-    /// Sizes and directions that occurred, smallest first.
+    /// The sizes and directions that occurred, smallest first.
     pub rows: Vec<Choice>,
 }
 
-/// What was chosen for one size and direction, in the end.
+/// The final choice for one size and direction.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Choice {
-    /// The largest mapping it is about, in bytes; the smallest is above half of that.
+    /// The largest mapping of its size class, in bytes; the smallest is above half of that.
     pub most_bytes: u64,
     /// `to-device`, `from-device` or `both`.
     #[serde(deserialize_with = "direction")]
     pub direction: Name,
-    /// Whether it is about mappings that share a page with other data. Of these, to map is to map
-    /// the middle and copy the ends.
+    /// Whether it is for mappings that share a page with other data. For these, to map is to map the middle and copy the ends.
     #[serde(default)]
     pub shared: bool,
-    /// What mappings take now that may take either: `copy` or `map`.
+    /// The current choice for mappings that allow both: `copy` or `map`.
     #[serde(deserialize_with = "way")]
     pub choice: Name,
-    /// The way that costs less, by the two costs below: `copy` or `map`; `None` where one of them is not known. It may
-    /// differ from the choice, which changes for a clear difference only.
+    /// The cheaper way by the two costs below: `copy` or `map`; `None` if one of them is not known. It may differ from the choice, which
+    /// changes only for a clear difference.
     #[serde(deserialize_with = "perhaps_way")]
     pub cheaper: Option<Name>,
-    /// Nanoseconds that copying takes: to map, and to unmap. The profile's waits are in them.
+    /// Nanoseconds to map and to unmap by copying, with the profile's waits.
     pub copy_ns: Option<(u64, u64)>,
-    /// Nanoseconds that mapping takes.
+    /// Nanoseconds to map and to unmap by mapping.
     pub map_ns: Option<(u64, u64)>,
-    /// Mappings that were copied.
+    /// Copied mappings.
     pub copied: u64,
-    /// Mappings that were mapped.
+    /// Mapped ones.
     pub mapped: u64,
-    /// How often the choice changed.
+    /// Changes of the choice.
     pub switches: u64,
 }
 

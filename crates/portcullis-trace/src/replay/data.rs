@@ -1,30 +1,30 @@
-//! What is in the buffers: bytes that drivers and devices write, and look for again.
+//! The contents of buffers: bytes that drivers and devices write, and verify.
 //!
-//! Every transfer has a tag of its own, from which each of its bytes follows; so bytes of an earlier transfer, or of
-//! another place, are found out. In the usual replay the first and the last eight bytes of each page of a buffer are
-//! written and compared, so that it costs little; in full all of them are.
+//! Every transfer has a tag of its own, which determines each of its bytes; so bytes of an earlier transfer, or of another place, are
+//! detected. The usual replay writes and verifies only the first and the last eight bytes of each page of a buffer, so that it costs
+//! little; the full one all of them.
 //!
-//! A byte says whose it is, too: its upper half is the device's [`colour`], 1 to 7. [`Paint`](super::painted) has the
-//! top bit set, and memory begins as zeros.
+//! A byte also identifies its owner: its upper half is the device's [`colour`], 1 to 7. [`Paint`](super::painted) has the top bit set, and
+//! memory begins as zeros.
 
 use portcullis::addr::{PhysAddr, PhysSegment};
 use portcullis::platform::FRAME_SIZE;
 
 use super::memory::TraceMemory;
 
-/// Bytes at each end of a page's part that are written and compared.
+/// Bytes at each end of a page's part that are written and verified.
 const SAMPLE: u64 = 8;
 
-/// The upper halves of all bytes of a word, for the lower ones to be put in.
+/// A mask of the lower halves of a word's bytes.
 const LOW_HALVES: u64 = 0x0f0f_0f0f_0f0f_0f0f;
 const ONES: u64 = 0x0101_0101_0101_0101;
 
-/// What distinguishes bytes of a device: 1 to 7.
+/// The colour of a device's bytes: 1 to 7.
 pub(super) fn colour(device: usize) -> u8 {
     (device % 7) as u8 + 1
 }
 
-/// Scatters a number over 64 bits.
+/// Hashes a number to 64 bits.
 pub(super) fn mix(number: u64) -> u64 {
     let mut x = number.wrapping_mul(0x9e37_79b9_7f4a_7c15);
     x = (x ^ (x >> 32)).wrapping_mul(0xd6e8_feb8_6659_fd93);
@@ -54,18 +54,18 @@ impl Pattern {
     }
 }
 
-/// Which bytes of a mapping are written and compared.
+/// The bytes of a mapping that are written and verified.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Places<'a> {
-    /// The buffer: its pages say where.
+    /// The buffer, whose pages determine the places.
     pub buffer: &'a [PhysSegment],
     /// From this offset in it,
     pub first: u64,
     /// to this one.
     pub end: u64,
-    /// Of those, what lies in here.
+    /// Only inside these offsets.
     pub within: (u64, u64),
-    /// All, and not only those at the ends of each page's part.
+    /// All bytes, or only those at the ends of each page's part.
     pub in_full: bool,
 }
 
@@ -97,17 +97,17 @@ impl Places<'_> {
     }
 }
 
-/// Memory that holds a mapping's bytes from an offset on: the buffer, or what a device reaches.
+/// Memory with a mapping's bytes from an offset on: the buffer, or the device's view.
 pub(super) struct Bytes<'a> {
     memory: &'a TraceMemory,
     list: &'a [PhysSegment],
-    /// The piece that was looked at last, and the offset of its first byte.
+    /// The last piece used, and the offset of its first byte.
     piece: usize,
     begins: u64,
 }
 
 impl<'a> Bytes<'a> {
-    /// `list` holds the bytes from `offset` on.
+    /// `list` has the bytes from `offset` on.
     pub(super) fn new(memory: &'a TraceMemory, list: &'a [PhysSegment], offset: u64) -> Self {
         Self { memory, list, piece: 0, begins: offset }
     }
@@ -126,7 +126,7 @@ impl<'a> Bytes<'a> {
         });
     }
 
-    /// How many runs of `places` hold something else than `pattern`, of those that `counts` says.
+    /// Runs of `places` that differ from `pattern`, of those that `counts` accepts.
     pub(super) fn wrong(
         mut self,
         places: Places<'_>,
@@ -150,7 +150,7 @@ impl<'a> Bytes<'a> {
         wrong
     }
 
-    /// Calls `each` with where the `len` bytes from `offset` on are, in order.
+    /// Calls `each` with the addresses of the `len` bytes from `offset` on, in order.
     fn pieces(&mut self, offset: u64, len: u64, mut each: impl FnMut(&TraceMemory, PhysAddr, usize)) {
         let mut at = offset;
         while at < offset + len {

@@ -1,4 +1,4 @@
-//! What a device's driver calls in the library.
+//! A device driver's calls of the library.
 #![allow(unsafe_code, reason = "a queue trusts its caller with memory, which here is the trace's")]
 
 use std::sync::Arc;
@@ -24,17 +24,17 @@ use super::requests::RequestMapper;
 use super::tables::Tables;
 use super::timing::Timer;
 
-/// For whom a part of a mapping is synced.
+/// The new owner of a synced part.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Side {
     Cpu,
     Device,
 }
 
-/// Queues of a device besides the one for what goes alone: one for all directions, or one for each.
+/// A device's queues besides the one for individual mappings: one for all directions, or one for each.
 pub(super) const LANES: usize = 3;
 
-/// What a driver stands on, of one engine.
+/// What the drivers of one engine share.
 pub(super) struct Ground<'a> {
     pub platform: &'a Arc<ReplayPlatform>,
     /// Memory of page tables.
@@ -47,7 +47,7 @@ pub(super) struct Ground<'a> {
     pub copies: Copies,
 }
 
-/// What its queues copy through.
+/// The memory of its queues' copies.
 pub(super) enum Copies {
     None,
     Pool(Arc<TraceMemory>),
@@ -58,14 +58,13 @@ pub(super) type ReplaySwiotlb = Swiotlb<Arc<ReplayPlatform>, Arc<TraceMemory>>;
 type ReplayMapper = RequestMapper<Tables, ClockedQueue>;
 type ReplayMachine = (ReplayMapper, Arc<ReplayPlatform>, Arc<TraceMemory>);
 
-/// On x86 no address in here is ever translated: it is where interrupts are written to. (Others do without it
-/// as well, so that their figures compare.)
+/// The interrupt window of x86, which is never translated. (Other formats leave it out as well, so that their figures compare.)
 const INTERRUPT_WINDOW: (u64, u64) = (0xfee0_0000, 0x10_0000);
 
-/// A device of the trace, its domain and its queues. Calls that are measured are measured in here.
+/// A device of the trace, its domain and its queues. The measured calls are here.
 pub(super) struct Driver {
     device: Device<ReplayMachine>,
-    /// For what belongs to no lane.
+    /// For mappings without a lane.
     alone: Queue<ReplayMachine>,
     lanes: [Option<Queue<ReplayMachine>>; LANES],
 }
@@ -96,7 +95,7 @@ impl Driver {
     fn domain(mapper: ReplayMapper, ground: &Ground<'_>) -> Result<DmaDomain<ReplayMachine>, SetupError> {
         let platform = Arc::clone(ground.platform);
         let (queue, timer) = (Arc::clone(ground.queue), ground.timer.clone());
-        // What is measured, less the model's part, and what is modelled.
+        // Measured time without the model's part, and modelled time.
         let now = move || {
             let ticks = timer.ticks().wrapping_sub(queue.ticks());
             (timer.ns_of(ticks) + queue.waited_ns()) as u64
@@ -124,7 +123,7 @@ impl Driver {
         Ok(())
     }
 
-    /// Maps a list, in the queue of a lane or alone. Returns how many segments that is for the device, and the ticks.
+    /// Maps a list, in the queue of a lane or individually. Returns the number of device segments, and the ticks.
     pub(super) fn map(
         &mut self,
         lane: Option<usize>,
@@ -134,13 +133,13 @@ impl Driver {
         timer: &Timer,
     ) -> (Result<(RawMapping, usize), DmaMapError>, u64) {
         let start = timer.ticks();
-        // SAFETY: the memory is simulated: its bytes are atomics, all accesses are this thread's or simulated devices', and no
-        // mapping is ended but by its queue.
+        // SAFETY: the memory is simulated: its bytes are atomics, all accesses are this thread's or simulated devices', and only its queue
+        // ends a mapping.
         let result = unsafe { self.queue(lane).map_raw(list, direction, view) };
         (result, timer.since(start))
     }
 
-    /// Unmaps a mapping of a lane. Returns when it has ended, and the ticks.
+    /// Unmaps a mapping of a lane. Returns when it ends, and the ticks.
     pub(super) fn unmap(
         &mut self,
         lane: Option<usize>,
@@ -152,14 +151,14 @@ impl Driver {
         (result, timer.since(start))
     }
 
-    /// Commits what waits in a lane. Returns the ticks, too.
+    /// Commits a lane's pending unmaps. Returns the ticks, too.
     pub(super) fn commit(&mut self, lane: usize, timer: &Timer) -> (Result<(), DmaUnmapError>, u64) {
         let start = timer.ticks();
         let result = self.queue(Some(lane)).commit_raw().map(drop);
         (result, timer.since(start))
     }
 
-    /// Has a lane in which nothing waits tell the domain what it has counted.
+    /// Makes a lane without pending unmaps report its counts to the domain.
     pub(super) fn settle(&mut self, lane: usize) {
         let settled = self.queue(Some(lane)).commit_raw();
         debug_assert!(settled.is_ok());
@@ -183,7 +182,7 @@ impl Driver {
         (result, timer.since(start))
     }
 
-    /// Syncs all that the device has, where nothing is copied.
+    /// Syncs everything of the device, if nothing is copied.
     pub(super) fn sync_all(&self, side: Side) {
         match side {
             Side::Cpu => self.device.dma().sync_for_cpu(),
@@ -191,12 +190,12 @@ impl Driver {
         }
     }
 
-    /// What was chosen in the queue of a lane, and why.
+    /// The choices of a lane's queue, and their reasons.
     pub(super) fn explain(&self, lane: usize) -> Vec<Explained> {
         self.lanes[lane].iter().flat_map(Queue::explain).collect()
     }
 
-    /// The policy by which the device's mappings end.
+    /// The policy of the device's unmaps.
     pub(super) fn policy(&self) -> Policy {
         self.device.dma().policy()
     }
@@ -206,7 +205,7 @@ impl Driver {
         self.device.dma().domain().policy()
     }
 
-    /// Changes that.
+    /// Changes the policy of its domain.
     pub(super) fn set_domain_policy(&self, policy: Policy) -> Result<(), PolicyError> {
         self.device.dma().domain().set_policy(policy)
     }
@@ -216,12 +215,12 @@ impl Driver {
         self.device.dma().domain().is_translated()
     }
 
-    /// What its domain says that it has left exposed.
+    /// The domain's count of its exposure.
     pub(super) fn exposure(&self) -> Exposure {
         self.device.dma().domain().exposure()
     }
 
-    /// The most bytes of addresses that its domain had in use at once.
+    /// The most address bytes that its domain had in use.
     pub(super) fn peak_iova_bytes(&self) -> u64 {
         self.device.dma().domain().stats().peak_iova_bytes
     }

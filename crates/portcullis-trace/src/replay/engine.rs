@@ -34,10 +34,10 @@ use super::timing::{Samples, Timer};
 use crate::{Chunk, OpKind, Origin};
 use due::{Due, Dues};
 
-/// Memory that page tables may take: a domain of the traces at hand takes less than 1 MiB.
+/// The most memory of page tables: a domain of existing traces takes less than 1 MiB.
 const TABLE_MEMORY: u64 = 1 << 30;
 
-/// What is in no figure of the trace's.
+/// Counts before the trace, which no figure includes.
 #[derive(Debug, Default)]
 struct Startup {
     waited_ns: f64,
@@ -59,21 +59,21 @@ pub(super) struct Engine {
     iommu: Arc<Iommu>,
     queue: Arc<ClockedQueue>,
     ports: Vec<Port>,
-    /// Which port is each device of the trace, once it has mapped something.
+    /// The port of each device of the trace, once it has mapped something.
     port_of: Vec<Option<u16>>,
-    /// When what waits in a port's lane is to be committed.
+    /// Commit deadlines of ports' lanes.
     dues: Dues,
-    /// What memory and time there are.
+    /// The limits of memory and time.
     share: Share,
     /// Why the replay cannot go on.
     exceeded: Option<ReplayError>,
-    /// Mappings that are alive.
+    /// Live mappings.
     alive: usize,
-    /// The bytes of the trace's memory, where somebody looks at them.
+    /// The bytes of the trace's memory, if any policy accesses them.
     bytes: Option<Arc<TraceMemory>>,
     swiotlb: Option<Shared<ReplaySwiotlb>>,
     copies_in: bool,
-    /// What was done before the trace began.
+    /// Counts before the trace began.
     startup: Startup,
     /// The number of the last transfer.
     transfers: u64,
@@ -82,7 +82,7 @@ pub(super) struct Engine {
     live: Vec<Option<Live>>,
     map: Samples,
     unmap: Samples,
-    /// Measurements of nothing, made where calls are measured.
+    /// Empty measurements, taken beside the measured calls.
     empty: Samples,
     operations: u64,
     ended: u64,
@@ -91,7 +91,7 @@ pub(super) struct Engine {
     first_failure: Option<ReplayError>,
     last_time_ns: u64,
     last_cpu: u32,
-    /// Of the event that is replayed.
+    /// Of the current event.
     line: u64,
     scratch: Segments,
     hostile: Option<Hostile>,
@@ -161,12 +161,12 @@ impl Engine {
         }
     }
 
-    /// Has the hostile device retry everything, too.
+    /// Enables the hostile device's retries.
     pub(super) fn retry(&mut self, retry: Retry) {
         self.hostile = Some(Hostile::new(retry));
     }
 
-    /// Has it read and write whatever it reaches, too, in memory that is painted.
+    /// Enables its accesses to painted memory.
     pub(super) fn paint(&mut self, paint: Paint) {
         if self.policy != Policy::Passthrough {
             self.bytes.get_or_insert_with(|| TraceMemory::new(self.share.bytes));
@@ -174,19 +174,19 @@ impl Engine {
         }
     }
 
-    /// Has the model's queue ignore invalidations from now on, as a broken driver would.
+    /// From now on the model ignores invalidations, as with a broken driver.
     pub(super) fn break_invalidation(&self) {
         self.iommu.queue().drop_next(u64::MAX);
     }
 
-    /// Has copies do nothing from now on.
+    /// From now on copies do nothing.
     pub(super) fn break_copies(&self) {
         if let Some(bytes) = &self.bytes {
             bytes.break_copies();
         }
     }
 
-    /// Has slots that a device writes filled first, as [`Options::copies_in`](super::Options::copies_in) says.
+    /// Copies a device-written buffer into its slot first: see [`Options::copies_in`](super::Options::copies_in).
     pub(super) const fn copies_in(&mut self, copies_in: bool) {
         self.copies_in = copies_in;
     }
@@ -214,7 +214,7 @@ impl Engine {
                         list.iter().map(|part| PhysSegment { phys: PhysAddr::new(part.phys), len: part.len }),
                     );
                     if *origin == Origin::Coherent {
-                        // Allocators of coherent memory give whole pages, whatever they are asked for.
+                        // Allocators of coherent memory return whole pages.
                         self.scratch.iter_mut().for_each(|part| to_whole_pages(part, self.granule));
                     }
                     self.share.map(pages(&self.scratch), || alive)?;
@@ -234,7 +234,7 @@ impl Engine {
         Ok(())
     }
 
-    /// It is `time_ns`, and `cpu` acts. Timers that end before are run first.
+    /// Advances to `time_ns` on `cpu`. Runs earlier timers first.
     fn go_to(&mut self, cpu: u32, time_ns: u64) {
         let iommu = &self.iommu;
         let looks = self.platform.at(cpu, time_ns, |time| iommu.set_time(time));
@@ -246,40 +246,40 @@ impl Engine {
         }
     }
 
-    /// `pages` pages are followed one by one: too many are an error.
+    /// Counts `pages` individually tracked pages: too many are an error.
     fn follow(&mut self, pages: u64) {
         let followed = self.share.follow(self.line, pages);
         self.note(followed);
     }
 
-    /// Keeps an error that ends the replay behind this event.
+    /// Records an error that ends the replay after this event.
     fn note(&mut self, result: Result<(), ReplayError>) {
         if let Err(error) = result {
             self.exceeded.get_or_insert(error);
         }
     }
 
-    /// Commits, each at its own time, what has waited as long as it may by `time_ns`.
+    /// Commits all lanes with a deadline by `time_ns`, each at its own time.
     fn commit_due(&mut self, time_ns: u64) {
         self.commit_by(u64::MAX, time_ns);
     }
 
-    /// Commits what has waited as long as it may by `due_ns`: each at its own time, or at `end_ns` where that comes before.
+    /// Commits all lanes with a deadline by `due_ns`: each at its own time, or at `end_ns` if that comes first.
     fn commit_by(&mut self, end_ns: u64, due_ns: u64) {
         while let Some(Due { due_ns: due, lane, device }) = self.dues.next(due_ns) {
             if self.ports[device].due(lane) != Some(due) {
-                // It was committed before.
+                // Already committed.
                 continue;
             }
             let due = due.min(end_ns);
             self.go_to(self.last_cpu, due);
             let ticks = self.commit(device, lane, due);
-            // A part of what the unmaps before it cost.
+            // A part of the cost of the unmaps before it.
             self.unmap.add_to_all(ticks.saturating_sub(self.timer.overhead_ticks()));
         }
     }
 
-    /// Commits what waits in a lane. The ticks it took without the model's part.
+    /// Commits a lane. Returns the ticks without the model's part.
     fn commit(&mut self, device: usize, lane: usize, time_ns: u64) -> u64 {
         let spent_by_model = self.queue.ticks();
         let (result, ticks) = self.ports[device].driver.commit(lane, &self.timer);
@@ -290,14 +290,14 @@ impl Engine {
         ticks.saturating_sub(self.queue.ticks() - spent_by_model)
     }
 
-    /// What waited in a lane has ended.
+    /// A lane's pending mappings have ended.
     fn settle(&mut self, device: usize, lane: usize, time_ns: u64) {
         for live in self.ports[device].settled(lane) {
             self.end(&live, time_ns, Policy::Strict);
         }
     }
 
-    /// The policy by which a mapping ends that ends by itself.
+    /// The policy of a mapping that ends individually.
     fn in_force(&self, live: &Live) -> Policy {
         match live.copied {
             Copied::No | Copied::Swiotlb | Copied::Pool(Way::Direct) => {
@@ -307,7 +307,7 @@ impl Engine {
         }
     }
 
-    /// A mapping has ended, by what the library says, under `policy`: a hostile device tries all of it.
+    /// A mapping has ended, by the library, under `policy`: a hostile device tries all of it.
     fn end(&mut self, live: &Live, time_ns: u64, policy: Policy) {
         let reached = self.iommu.observe_unmap(model_device(live.device), time_ns, live.exposed());
         if policy == Policy::Strict && reached > 0 {
@@ -321,7 +321,7 @@ impl Engine {
         }
     }
 
-    /// The hostile device tries everything, and again after each policy has changed.
+    /// The hostile device tries everything, and again after each change of a policy.
     fn retry_all(&mut self, change: bool) {
         let Some(hostile) = &mut self.hostile else { return };
         let now_ns = self.last_time_ns;
@@ -340,7 +340,7 @@ impl Engine {
         (0..self.ports.len()).for_each(|device| painter.look(&self.iommu, bytes, device));
     }
 
-    /// The engine's device for the trace's `index`, made when it first maps something.
+    /// The engine's device for the trace's `index`, made at its first map.
     fn device(&mut self, index: u32) -> Result<usize, ReplayError> {
         if let Some(Some(port)) = self.port_of.get(index as usize) {
             return Ok(usize::from(*port));

@@ -1,4 +1,4 @@
-//! The page-table formats that a trace can be replayed with, by name.
+//! Page-table formats for replays, by name.
 
 use std::sync::Arc;
 
@@ -11,25 +11,25 @@ use portcullis_model::{ArmStage, ArmTables, Granule, Memory, RiscvMode, TableFor
 use super::queue::ClockedQueue;
 use super::tables::{Tables, TablesOf};
 
-/// Bits of physical addresses: what the model's memory and every format have.
+/// Width of physical addresses in the model's memory and every format.
 const PHYS_BITS: u32 = 48;
 
-/// A format as the library writes it and as the model reads it: two descriptions, of different origin.
+/// A format for the library's writer and the model's reader: two independent descriptions.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Both<X: Format> {
     pub written: X,
     pub read: TableFormat,
 }
 
-/// A format, whichever it is.
+/// A format of any kind.
 pub(super) trait AnyFormat {
     /// The smallest page.
     fn granule(&self) -> PageSize;
 
-    /// As the model reads it.
+    /// For the model's reader.
     fn read(&self) -> TableFormat;
 
-    /// Page tables in `memory` of domain `id`, and the address of their root. Nothing is mapped in `reserved`.
+    /// Page tables in `memory` of domain `id`, and the address of their root. `reserved` stays unmapped.
     fn tables(
         &self,
         memory: &Arc<Memory>,
@@ -83,7 +83,7 @@ pub const FORMATS: [&str; 15] = [
     "riscv-sv48x4",
 ];
 
-/// The format called `name`; `None` where there is none.
+/// The format called `name`; `None` if there is none.
 pub(super) fn named(name: &str) -> Option<Result<Arc<dyn AnyFormat>, SetupError>> {
     Some(match name {
         "vtd-ss" => both(VtdSecondStage::new(4, 3, PHYS_BITS), TableFormat::VtdSecondStage { levels: 4 }),

@@ -1,10 +1,9 @@
-//! A device that keeps every address it ever saw, and policies that change under it.
+//! A device that remembers every address it ever saw, while policies change.
 //!
-//! After each unmap a hostile device tries the mapping that has ended, and the ledger follows what is stale until it
-//! is not. What neither sees is an *old* address that leads somewhere *again*: into memory that it was never given,
-//! or into its old memory through a table that was freed. Here every address of a device is tried again, now and
-//! then, and all must lead to the memory of a live mapping, or nowhere; or, under lazy protection and within the
-//! window, to the memory of the mapping that it was.
+//! After each unmap a hostile device tries the ended mapping, and the ledger tracks stale bytes until they are closed. Neither sees an
+//! *old* address that leads somewhere *again*: into memory that the device was never given, or into its old memory through a freed table.
+//! Here every address of a device is retried now and then, and must lead to the memory of a live mapping, or nowhere; or, under lazy
+//! protection and within the window, to the memory of its old mapping.
 //!
 //! Cost: a hash lookup for each page mapped and unmapped; for each retry a probe of every address seen so far.
 
@@ -18,34 +17,34 @@ use super::data::mix;
 use super::live::{Copied, Live};
 use super::port::Port;
 
-/// A page, as devices are let in by it whatever the format's granule.
+/// The page of probes, for every format.
 const PAGE_SHIFT: u32 = 12;
 
-/// The windows between which lazy protection changes, in nanoseconds: a millisecond, and the usual 10.
+/// The windows of lazy protection, in nanoseconds: a millisecond, and the usual 10.
 const WINDOWS_NS: [u64; 2] = [1_000_000, 10_000_000];
 
-/// What the hostile device does besides trying each mapping that ends: for tests.
+/// Additional attempts of the hostile device: for tests.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Retry {
     /// Operations of the trace from one retry of everything to the next; at least 1.
     pub every_ops: u64,
-    /// With each retry, change the policy of every domain that translates, to strict or lazy as this seed says. The
-    /// policies asked for hold until the first change.
+    /// With each retry, change the policy of every domain that translates, to strict or lazy by this seed. The requested policies hold
+    /// until the first change.
     pub change_policies: Option<u64>,
 }
 
-/// What one policy promised, and what the device found.
+/// The promise of one policy, and the device's findings.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Promise {
-    /// Mappings that ended while it was in force.
+    /// Mappings that ended under it.
     pub unmaps: u64,
-    /// Addresses of theirs that were reached, as it allows.
+    /// Their addresses that were reached, as it allows.
     pub stale: u64,
-    /// Addresses of theirs that were reached against its promise.
+    /// Their addresses that were reached against its promise.
     pub violations: u64,
 }
 
-/// What the device found, by the policy in force at each unmap.
+/// The device's findings, by the policy at each unmap.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct InForce {
     /// Strict protection: also batches and rings, at their commit.
@@ -54,7 +53,7 @@ pub struct InForce {
     pub lazy: Promise,
     /// Live mappings whose address led elsewhere.
     pub astray: u64,
-    /// Addresses tried, each as often as it was.
+    /// Attempts.
     pub tries: u64,
     /// Changes of a domain's policy.
     pub changes: u64,
@@ -69,10 +68,10 @@ impl InForce {
     }
 }
 
-/// What an address leads to, as far as the device knows.
+/// The expected target of an address.
 #[derive(Debug, Clone, Copy)]
 struct Seen {
-    /// The number of the page of memory.
+    /// The number of the physical page.
     page: u64,
     copied: Copied,
     state: State,
@@ -88,7 +87,7 @@ enum State {
     },
 }
 
-/// The device's memory, and the dice.
+/// The device's memory, and a random generator.
 #[derive(Debug)]
 pub(super) struct Hostile {
     retry: Retry,
@@ -100,18 +99,17 @@ pub(super) struct Hostile {
 
 impl Hostile {
     pub(super) fn new(retry: Retry) -> Self {
-        // Seeds that are near each other begin far apart.
+        // Neighbouring seeds begin far apart.
         let random = mix(retry.change_policies.unwrap_or(0)) | 1;
         let until_retry = retry.every_ops.max(1);
         Self { retry, random, until_retry, seen: Vec::new(), found: InForce::default() }
     }
 
-    /// The longest window of any policy it sets; `None` where it sets none.
+    /// The longest window that it sets; `None` if it sets none.
     pub(super) fn longest_window_ns(&self) -> Option<u64> {
         self.retry.change_policies.and(WINDOWS_NS.into_iter().max())
     }
 
-    /// Whether it is time for a retry.
     pub(super) fn is_due(&mut self) -> bool {
         self.until_retry -= 1;
         let due = self.until_retry == 0;
@@ -140,7 +138,7 @@ impl Hostile {
             self.found.strict.unmaps += 1
         }
         if live.copied == Copied::Pool(Way::Slot) {
-            // The buffer stays where it is, and so does what is promised of it.
+            // The buffer keeps its address, and the promise stays.
             return;
         }
         for (iova, page) in pages(live.pieces()) {
@@ -149,8 +147,7 @@ impl Hostile {
         }
     }
 
-    /// Changes the policy of the domain of `port`, the device's number `device`, if changes are asked for.
-    /// Returns whether it did.
+    /// Changes the policy of the domain of `port`, the device's number `device`, if requested. Returns whether it did.
     pub(super) fn change(&mut self, device: usize, port: &Port) -> bool {
         if self.retry.change_policies.is_none() {
             return false;
@@ -170,7 +167,7 @@ impl Hostile {
             _ => false,
         };
         if stricter {
-            // The change has returned: the stricter promise holds for what ended before it, too.
+            // The change has returned: the stricter promise holds for earlier ends, too.
             for seen in self.of(device).values_mut() {
                 if let State::Ended { until_ns, .. } = &mut seen.state {
                     *until_ns = 0;
@@ -194,8 +191,7 @@ impl Hostile {
             let own = PhysAddr::new(seen.page << PAGE_SHIFT);
             let same = reached.is_some_and(|reached| seen.copied.allows(reached, own));
             match seen.state {
-                // Of what waits for its commit the tables hold nothing any more; whether a live mapping can be used
-                // is for the well-behaved device to find out.
+                // The tables no longer have mappings that wait for a commit; the well-behaved device checks live ones.
                 _ if reached.is_none() => {}
                 State::Live => self.found.astray += u64::from(!same),
                 State::Ended { lazily, until_ns } => {

@@ -1,4 +1,4 @@
-//! A mapping of the trace that is alive.
+//! A live mapping of the trace.
 
 use portcullis::addr::{Direction, DmaSegment, Iova, PageSize, PhysAddr, PhysSegment};
 use portcullis::bounce::pool::Way;
@@ -12,7 +12,7 @@ use super::memory::is_pool;
 pub(super) type Segments = SmallVec<[PhysSegment; 1]>;
 pub(super) type View = SmallVec<[DmaSegment; 1]>;
 
-/// Makes `part` all of its pages.
+/// Extends `part` to whole pages.
 pub(super) fn to_whole_pages(part: &mut PhysSegment, page: PageSize) {
     let start = part.phys.align_down(page);
     let len = page.round_up(part.phys.page_offset(page).saturating_add(part.len));
@@ -22,16 +22,16 @@ pub(super) fn to_whole_pages(part: &mut PhysSegment, page: PageSize) {
 /// Whether the device has the buffer, or a copy.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Copied {
-    /// The buffer, and by no pool.
+    /// The buffer, without a pool.
     No,
-    /// What the pool of the domain says.
+    /// By the pool of the domain.
     Pool(Way),
-    /// A copy, at an address that is not translated.
+    /// A copy, at an untranslated address.
     Swiotlb,
 }
 
 impl Copied {
-    /// Whether `reached` may be where the device gets, for a byte of the buffer at `original`.
+    /// Whether `reached` may be the device's address for a byte of the buffer at `original`.
     pub(super) fn allows(self, reached: PhysAddr, original: PhysAddr) -> bool {
         match self {
             Self::No | Self::Pool(Way::Direct) => reached == original,
@@ -41,21 +41,21 @@ impl Copied {
     }
 }
 
-/// A mapping of the trace that is alive, or waits for its commit.
+/// A mapping of the trace that is live, or waits for its commit.
 #[derive(Debug)]
 pub(super) struct Live {
     pub device: usize,
     pub direction: Direction,
-    /// Of which of the device's lanes it is.
+    /// Its lane.
     pub lane: Option<usize>,
     pub memory: Segments,
     pub view: View,
     /// The library's; `None` once it is unmapped.
     pub mapping: Option<RawMapping>,
     pub copied: Copied,
-    /// Whether a byte of memory is in it twice: then it cannot hold what the device, or the driver, has put at both places.
+    /// Whether it has a byte of memory twice: then it cannot hold the expected bytes of both places.
     pub overlaps: bool,
-    /// What the driver has put into it.
+    /// The driver's bytes.
     pub pattern: Pattern,
 }
 
@@ -64,8 +64,7 @@ impl Live {
         self.memory.iter().map(|part| part.len).sum()
     }
 
-    /// The mapping as a hostile device would use it. Without translation it needs no address that it was given: it
-    /// reaches the buffer itself.
+    /// The mapping for a hostile device. Without translation it needs no address that it was given: it reaches the buffer itself.
     pub(super) fn exposed(&self) -> impl Iterator<Item = Piece> {
         let untranslated = self.copied == Copied::Swiotlb;
         self.pieces().map(move |piece| {
@@ -73,7 +72,7 @@ impl Live {
         })
     }
 
-    /// The pieces that hold the bytes from `first` to `end` of the mapping.
+    /// The pieces with the bytes from `first` to `end` of the mapping.
     pub(super) fn pieces_between(&self, first: u64, end: u64) -> impl Iterator<Item = Piece> {
         let mut at = 0;
         self.pieces().filter_map(move |piece| {
@@ -83,7 +82,7 @@ impl Live {
             if from >= to {
                 return None;
             }
-            // Sums inside of a piece, which does not wrap.
+            // Sums inside a piece, which does not wrap.
             let (iova, phys) = (piece.iova.checked_add(skip)?, piece.phys.checked_add(skip)?);
             Some(Piece { iova, phys, len: to - from })
         })
@@ -111,7 +110,7 @@ impl Live {
     }
 }
 
-/// Pages that `list` touches, one segment after another.
+/// Pages of `list`, segment by segment.
 pub(super) fn pages(list: &[PhysSegment]) -> u64 {
     let granule = PageSize::SIZE_4K;
     let touched = |part: &PhysSegment| {

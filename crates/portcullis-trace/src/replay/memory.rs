@@ -1,13 +1,12 @@
-//! The bytes of the memory that a trace names, and those of bounce buffers.
+//! The bytes of the memory that a trace names, and of bounce buffers.
 //!
-//! A trace names memory all over the 52 bits of physical addresses, a page here and there. A directory of four levels
-//! finds the frame behind an address; there is one for each page that was ever [backed](TraceMemory::back), until it is
-//! [let go](TraceMemory::keep_only) again. Frames of bounce buffers are found by the same directory, at addresses of
-//! their own: [`is_pool`].
+//! A trace names pages scattered over all 52 bits of physical addresses. A directory of four levels finds the frame of an address; there is
+//! one for each page that was ever [backed](TraceMemory::back), until it is [freed](TraceMemory::keep_only) again. The same directory finds
+//! frames of bounce buffers, at addresses of their own: [`is_pool`].
 //!
-//! Cost: four dependent loads for each page of a copy, on top of the copy itself (`examples/copy_speed.rs` measures
-//! it). Memory: 4 KiB for a page, 1 KiB for each 256 KiB, 32 KiB for each 512 MiB and 16 KiB for each 512 GiB in which there is
-//! one; in all as much as it was made for, [`MOST_BYTES`] at the most.
+//! Cost: four dependent loads for each page of a copy, on top of the copy itself (`examples/copy_speed.rs` measures it). Memory: 4 KiB for
+//! a page, 1 KiB for each 256 KiB, 32 KiB for each 512 MiB and 16 KiB for each 512 GiB with a page; in all its limit, at most
+//! [`MOST_BYTES`].
 #![allow(unsafe_code, reason = "the traits' signatures, and memory that is reached by its address")]
 
 use std::ptr;
@@ -20,24 +19,23 @@ use portcullis_model::Memory;
 
 use super::live::pages;
 
-/// What bytes, their directory and bounce buffers may take together: 4 GiB.
+/// The most memory of bytes, their directory and bounce buffers together: 4 GiB.
 pub const MOST_BYTES: u64 = 4 << 30;
 
-/// Where the frames of bounce buffers are: at the end of the 48 bits that the replay's tables hold, where the memory of
-/// no machine is that traces were recorded on.
+/// The addresses of bounce buffers' frames: the end of the 48 bits of the replay's tables, where no recorded machine has memory.
 const POOL_START: u64 = 0xff00_0000_0000;
 
-/// Frames of bounce buffers that are there from the beginning, 32 MiB of them, or a quarter of what there may be.
+/// Preallocated frames of bounce buffers, 32 MiB of them, or a quarter of the limit.
 const READY_FRAMES: u64 = 8192;
 
 const PAGE_SHIFT: u32 = 12;
-/// Small nodes below, where a page here and there would leave a large one empty, and large ones above, so that four levels do.
+/// Small nodes below, where scattered pages would leave a large one empty, and large ones above, so that four levels suffice.
 const LEAF_SHIFT: u32 = 6;
 const LOWER_SHIFT: u32 = 11;
 const UPPER_SHIFT: u32 = 10;
 const TOP_SHIFT: u32 = 52 - PAGE_SHIFT - LEAF_SHIFT - LOWER_SHIFT - UPPER_SHIFT;
 
-/// A page's frame: its words, and the address by which its memory knows it. Null and 0 where there is none.
+/// A page's frame: its words, and its address in its memory. Null and 0 without one.
 #[derive(Default)]
 struct Entry {
     table: AtomicPtr<Table>,
@@ -51,7 +49,7 @@ type Lower = [OnceLock<Box<Leaf>>; 1 << LOWER_SHIFT];
 /// 512 GiB of addresses.
 type Upper = [OnceLock<Box<Lower>>; 1 << UPPER_SHIFT];
 
-/// The number at each level of the entry of `page`; the top's may be too high.
+/// The index at each level of the entry of `page`; the top's may be out of range.
 #[inline]
 fn places(page: u64) -> (usize, usize, usize, usize) {
     let at = |shift: u32, bits: u32| (page >> shift) as usize & ((1 << bits) - 1);
@@ -60,13 +58,13 @@ fn places(page: u64) -> (usize, usize, usize, usize) {
     (top, at(upper, UPPER_SHIFT), at(lower, LOWER_SHIFT), at(0, LEAF_SHIFT))
 }
 
-/// A node of empty entries, made where it is: it would be large for a stack.
+/// A node of empty entries, made in place: it would be large for a stack.
 fn node<T: Default, const N: usize>() -> Box<[T; N]> {
     let entries: Box<[T]> = (0..N).map(|_| T::default()).collect();
     entries.try_into().unwrap_or_else(|_| unreachable!("as many as were made"))
 }
 
-/// The numbers of the pages that `list` touches.
+/// The numbers of the pages of `list`.
 pub(super) fn pages_of(list: &[PhysSegment]) -> impl Iterator<Item = u64> {
     list.iter().flat_map(|part| {
         let last = part.phys.get().saturating_add(part.len.saturating_sub(1));
@@ -74,7 +72,7 @@ pub(super) fn pages_of(list: &[PhysSegment]) -> impl Iterator<Item = u64> {
     })
 }
 
-/// Whether `phys` is in the addresses of bounce buffers' frames.
+/// Whether `phys` is an address of bounce buffers' frames.
 pub(super) fn is_pool(phys: PhysAddr) -> bool {
     (POOL_START..POOL_START + MOST_BYTES).contains(&phys.get())
 }
@@ -85,20 +83,20 @@ pub struct TraceMemory {
     frames: Arc<Memory>,
     /// Frames of bounce buffers, at their own addresses.
     pool: Arc<Memory>,
-    /// All of them, with the directory, take no more bytes.
+    /// The limit of all of them with the directory, in bytes.
     most: u64,
     top: Box<[OnceLock<Box<Upper>>; 1 << TOP_SHIFT]>,
-    /// The pages of the trace that have a frame.
+    /// The trace's pages with a frame.
     backed: Mutex<Vec<u64>>,
-    /// How many had one when the last were let go of.
+    /// Their number after the last [`keep_only`](Self::keep_only).
     kept: AtomicUsize,
-    /// Bytes that the directory takes.
+    /// Bytes of the directory.
     directory: AtomicU64,
     peak_pool_frames: AtomicU64,
     strays: AtomicU64,
     /// Bytes that the library copied.
     copied: AtomicU64,
-    /// A bounce buffer was refused for want of room.
+    /// A bounce buffer was refused because there was no room.
     refused: AtomicBool,
     /// Copies do nothing.
     broken: AtomicBool,
@@ -112,11 +110,11 @@ impl std::fmt::Debug for TraceMemory {
 }
 
 impl TraceMemory {
-    /// Memory with no page in it, which will take up to `most` bytes, and never more than [`MOST_BYTES`].
+    /// Empty memory, which takes up to `most` bytes, and never more than [`MOST_BYTES`].
     pub fn new(most: u64) -> Arc<Self> {
         let most = most.min(MOST_BYTES);
         let pool = Memory::with_base(PhysAddr::new(POOL_START), most);
-        // A machine has its memory before it boots: what buffers take first is not to be waited for.
+        // A machine has its memory before it boots: the first buffers must not wait for it.
         let ready = READY_FRAMES.min(most / 4 / FRAME_SIZE) as usize;
         if let Some(first) = pool.alloc(ready) {
             pool.release(first, ready);
@@ -137,8 +135,8 @@ impl TraceMemory {
         })
     }
 
-    /// Gives each page of `list` a frame that has none yet, all zero; calls `fresh` with its number then. Whether there
-    /// was memory enough; otherwise nothing has changed, or where the list names pages twice, nearly nothing.
+    /// Allocates a zeroed frame for each page of `list` without one; calls `fresh` with its number then. Returns whether there was enough
+    /// memory; otherwise nothing has changed, or if the list names pages twice, nearly nothing.
     pub fn back(&self, list: &[PhysSegment], mut fresh: impl FnMut(u64)) -> bool {
         if !self.could_hold(list) {
             return false;
@@ -146,7 +144,7 @@ impl TraceMemory {
         let bare =
             |page: &u64| self.entry(*page).is_none_or(|entry| entry.frame.load(Ordering::Relaxed) == 0);
         let missing = pages_of(list).filter(bare).count() as u64;
-        // A quarter is left for bounce buffers.
+        // A quarter is reserved for bounce buffers.
         if missing > 0 && !self.has_room(missing + self.pages() / 4) {
             return false;
         }
@@ -162,29 +160,29 @@ impl TraceMemory {
         true
     }
 
-    /// Whether all memory would be enough for `list`. O(segments), however long they are said to be.
+    /// Whether the whole memory would suffice for `list`. O(segments), however long they claim to be.
     pub(super) fn could_hold(&self, list: &[PhysSegment]) -> bool {
         pages(list) <= self.pages() / 4 * 3
     }
 
-    /// Whether it is worth while to look for pages that are not needed: there are an eighth more than when they were let go of
-    /// last. So that takes no longer in all than giving pages their frames.
+    /// Whether a search for unneeded pages is worthwhile: there are an eighth more than after the last one. So searches take no longer in
+    /// total than allocating frames.
     pub(super) fn may_forget(&self) -> bool {
         let kept = self.kept.load(Ordering::Relaxed);
         self.backed.lock().unwrap_or_else(PoisonError::into_inner).len() > kept + kept / 8
     }
 
-    /// Whether a bounce buffer was refused for want of room since the last call.
+    /// Whether a bounce buffer was refused for lack of room since the last call.
     pub(super) fn was_refused(&self) -> bool {
         self.refused.swap(false, Ordering::Relaxed)
     }
 
-    /// Pages that it could hold.
+    /// The most pages that fit.
     pub(super) fn pages(&self) -> u64 {
         self.most / FRAME_SIZE
     }
 
-    /// Lets go of the bytes of all pages of the trace but those for which `is_needed`. O(pages).
+    /// Frees the bytes of all of the trace's pages except those that `is_needed`. O(pages).
     pub(super) fn keep_only(&self, is_needed: impl Fn(u64) -> bool) {
         let mut backed = self.backed.lock().unwrap_or_else(PoisonError::into_inner);
         backed.retain(|&page| {
@@ -197,8 +195,8 @@ impl TraceMemory {
         self.kept.store(backed.len(), Ordering::Relaxed);
     }
 
-    /// Reads bytes at `at`, across any number of pages. Those of pages without a frame stay as they are, and each such
-    /// page is a [stray](Self::strays).
+    /// Reads bytes at `at`, across any number of pages. Leaves bytes of pages without a frame unchanged, and counts each such page as a
+    /// [stray](Self::strays).
     pub(super) fn read(&self, at: PhysAddr, bytes: &mut [u8]) {
         let mut rest = bytes;
         self.each(at, rest.len() as u64, |phys, len| {
@@ -209,7 +207,7 @@ impl TraceMemory {
         });
     }
 
-    /// Writes bytes at `at`, as [`read`](Self::read) reads them.
+    /// Writes bytes at `at`, like [`read`](Self::read).
     pub(super) fn write(&self, at: PhysAddr, bytes: &[u8]) {
         let mut rest = bytes;
         self.each(at, rest.len() as u64, |phys, len| {
@@ -220,28 +218,27 @@ impl TraceMemory {
         });
     }
 
-    /// Accesses to memory that is not there, and frees of what was not allocated: mistakes of the library, or of the
-    /// replay.
+    /// Accesses to missing memory, and invalid frees: mistakes of the library, or of the replay.
     pub(super) fn strays(&self) -> u64 {
         self.strays.load(Ordering::Relaxed) + self.pool.bad_frees()
     }
 
-    /// Bytes that were [copied](CopyMemory::copy) so far.
+    /// Bytes [copied](CopyMemory::copy) so far.
     pub(super) fn copied_bytes(&self) -> u64 {
         self.copied.load(Ordering::Relaxed)
     }
 
-    /// The most bytes that bounce buffers took at once.
+    /// The most bytes of bounce buffers.
     pub(super) fn peak_pool_bytes(&self) -> u64 {
         self.peak_pool_frames.load(Ordering::Relaxed) * FRAME_SIZE
     }
 
-    /// Has copies do nothing from now on, as a broken library would.
+    /// From now on copies do nothing, as with a broken library.
     pub(super) fn break_copies(&self) {
         self.broken.store(true, Ordering::Relaxed);
     }
 
-    /// Calls `part` with each piece of `len` bytes at `at` that lies in one page; `None` makes it a stray.
+    /// Calls `part` with each piece of `len` bytes at `at` in one page; `None` counts it as a stray.
     fn each(&self, at: PhysAddr, len: u64, mut part: impl FnMut(u64, u64) -> Option<()>) {
         let mut done = 0;
         while done < len {
@@ -260,23 +257,23 @@ impl TraceMemory {
         Some(&self.top.get(top)?.get()?[upper].get()?[lower].get()?[leaf])
     }
 
-    /// The words of the page that holds `phys`.
+    /// The words of the page of `phys`.
     #[inline]
     fn words(&self, phys: u64) -> Option<&Table> {
         let words = self.entry(phys >> PAGE_SHIFT)?.table.load(Ordering::Acquire);
-        // SAFETY: null, or the words of a frame of `frames` or `pool`, which keep the memory of their frames, allocated or
-        // not, for as long as they live; and `self` keeps them.
+        // SAFETY: null, or the words of a frame of `frames` or `pool`, which keep the memory of their frames, allocated or not, for as long
+        // as they live; and `self` owns them.
         unsafe { words.as_ref() }
     }
 
-    /// Where the byte at `phys` is.
+    /// The place of the byte at `phys`.
     fn frame(&self, phys: u64) -> Option<(&Memory, PhysAddr)> {
         let frame = self.entry(phys >> PAGE_SHIFT)?.frame.load(Ordering::Relaxed);
         let memory = if is_pool(PhysAddr::new(phys)) { &self.pool } else { &self.frames };
         (frame != 0).then(|| (&**memory, PhysAddr::new(frame + phys % FRAME_SIZE)))
     }
 
-    /// Has `page` found at `frame` of `memory`; `None` where there is no such page.
+    /// Maps `page` to `frame` of `memory`; `None` if there is no such page.
     fn insert(&self, page: u64, frame: PhysAddr, memory: &Memory) -> Option<()> {
         let count = |bytes: usize| self.directory.fetch_add(bytes as u64, Ordering::Relaxed);
         let (top, upper, lower, leaf) = places(page);
@@ -298,7 +295,7 @@ impl TraceMemory {
         Some(())
     }
 
-    /// Has `page` found nowhere any more; where it was.
+    /// Unmaps `page`, and returns its frame.
     fn remove(&self, page: u64) -> Option<PhysAddr> {
         let entry = self.entry(page)?;
         entry.table.store(ptr::null_mut(), Ordering::Relaxed);
@@ -314,7 +311,8 @@ impl TraceMemory {
     }
 }
 
-// SAFETY: the frames of `pool` are as the trait wants them, and found at its addresses for as long as they are allocated.
+// SAFETY: 1 and 2: the frames are `pool`'s, found at its addresses for as long as they are allocated. 3: `self` owns the pool. 4: the
+// defaults are true of it.
 unsafe impl Frames for TraceMemory {
     fn alloc(&self, count: usize) -> Option<PhysAddr> {
         if !self.has_room(count as u64) {
@@ -323,7 +321,7 @@ unsafe impl Frames for TraceMemory {
         }
         let first = self.pool.alloc(count)?;
         for frame in (first.get()..).step_by(FRAME_SIZE as usize).take(count) {
-            // An address that the directory has room for.
+            // An address that the directory covers.
             self.insert(frame >> PAGE_SHIFT, PhysAddr::new(frame), &self.pool)?;
         }
         self.peak_pool_frames.fetch_max(self.pool.frames_in_use(), Ordering::Relaxed);
@@ -342,8 +340,8 @@ unsafe impl Frames for TraceMemory {
     }
 }
 
-// SAFETY: each piece is written where the directory has it; what it does not have is a stray. Clauses 3 and 4 hold as one thread runs a
-// replay, with its drivers and its devices; it has no buffers that a mapping owns.
+// SAFETY: 1 and 2: each piece is accessed at its place in the directory; a piece without one is a stray. 3 and 4: one thread runs a replay,
+// with its drivers and its devices; no mapping owns a buffer.
 unsafe impl CopyMemory for TraceMemory {
     #[inline]
     unsafe fn copy(&self, from: PhysAddr, to: PhysAddr, len: u64) {
@@ -355,9 +353,9 @@ unsafe impl CopyMemory for TraceMemory {
             let (here, there) = (from % FRAME_SIZE, to % FRAME_SIZE);
             let count = (FRAME_SIZE - here.max(there)).min(len - done);
             if let (Some(source), Some(target)) = (self.words(from), self.words(to)) {
-                // SAFETY: both pieces lie inside their frames, which do not overlap, by the caller's promise. Nobody
-                // accesses them meanwhile: one thread runs the replay, with its drivers and its devices. Words are
-                // atomics, so they may be written through a shared reference.
+                // SAFETY: both pieces lie inside their frames, and do not overlap by the caller's clause 1. Only this thread accesses them:
+                // it runs the replay, with its drivers and its devices. Words are atomics, so they may be written through a shared
+                // reference.
                 unsafe {
                     let source = ptr::from_ref(source).cast::<u8>().add(here as usize);
                     let target = ptr::from_ref(target).cast_mut().cast::<u8>().add(there as usize);
@@ -405,7 +403,7 @@ mod tests {
             let bytes: Vec<u8> = (0..len).map(|at| (at % 251 + 1) as u8).collect();
             memory.write(PhysAddr::new(from), &bytes);
             memory.write(PhysAddr::new(to - 1), &vec![0; len as usize + 2]);
-            // SAFETY: all of it was backed just now, and is this thread's.
+            // SAFETY: clauses 1 and 2: all of it was backed just now, and is this thread's.
             unsafe { memory.copy(PhysAddr::new(from), PhysAddr::new(to), len) };
             let mut found = vec![7; len as usize + 2];
             memory.read(PhysAddr::new(to - 1), &mut found);
@@ -447,10 +445,10 @@ mod tests {
         assert_eq!((byte, memory.strays()), ([9], 1), "there is nothing to be read");
         // As after a free.
         let buffer = memory.alloc(2).unwrap();
-        // SAFETY: of the line above, and not used any more.
+        // SAFETY: clauses 1 and 2: allocated above, and no longer used.
         unsafe { memory.free(buffer, 2) };
         assert_eq!(memory.peak_pool_bytes(), 2 * FRAME_SIZE);
-        // SAFETY: simulated memory, of this thread alone, whether it is there or not.
+        // SAFETY: clauses 1 and 2: simulated memory of this thread, existing or not.
         unsafe { memory.copy(PhysAddr::new(0x2000), buffer, 1) };
         assert_eq!(memory.strays(), 2);
     }
@@ -458,7 +456,7 @@ mod tests {
     #[test]
     fn what_cannot_fit_takes_nothing() {
         let memory = TraceMemory::new(MOST_BYTES);
-        // As long as a trace may say.
+        // As long as a trace may claim.
         for len in [MOST_BYTES + 1, 1 << 52, u64::MAX] {
             assert!(!memory.back(&[part(0, len)], |_| panic!("not one page")));
         }

@@ -1,15 +1,13 @@
-//! Replaying a trace under several protection policies at once.
+//! Replays a trace under several protection policies at once.
 //!
-//! The trace is read once, in chunks; each policy runs over a chunk before the next is read, so that memory
-//! stays bounded and no policy has quieter minutes than another. Each device of the trace gets a domain of
-//! its own in a software IOMMU, with real page tables in simulated memory.
+//! The trace is read once, in chunks; each policy replays a chunk before the next is read, so that memory stays bounded and all policies
+//! run under the same conditions. Each device of the trace gets a domain of its own in a software IOMMU, with real page tables in simulated
+//! memory.
 //!
-//! What is *measured* is the library's map and unmap calls, in nanoseconds of this machine. What is
-//! *modelled* is the time that hardware would make the CPU wait, by a [`Profile`]. What is *observed* by the
-//! software IOMMU is everything else: misses, faults and exposure. Memory that is registered once, and never unmapped, needs no call
-//! and no model: what it leaves open follows from the recording alone. A device transfers a mapping's bytes just
-//! before the mapping ends (and the part that is synced, before a sync for the CPU); after each unmap a
-//! hostile one tries every page again.
+//! *Measured* are the library's map and unmap calls, in nanoseconds of this machine. *Modelled* is the time that hardware would make the
+//! CPU wait, by a [`Profile`]. *Observed* by the software IOMMU is everything else: misses, faults and exposure. Memory that is registered
+//! once, and never unmapped, needs no call and no model: its exposure follows from the recording. A device transfers a mapping's bytes just
+//! before the mapping ends (and a synced part before a sync for the CPU); after each unmap a hostile one tries every page again.
 
 mod choices;
 mod data;
@@ -59,10 +57,10 @@ use crate::figures::{bytes, count, number_of};
 use crate::printable::Printable;
 use crate::{Chunk, Trace, TraceError};
 
-/// Events that are read before each policy replays them.
+/// Events of a chunk.
 const CHUNK_EVENTS: usize = 16_384;
 
-/// A replay that could not be done.
+/// Why a replay failed.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ReplayError {
@@ -85,10 +83,10 @@ pub enum ReplayError {
         /// Why.
         error: DmaUnmapError,
     },
-    /// The library could not commit several mappings.
+    /// The library could not commit a batch.
     #[error("line {line}: commit failed: {error}")]
     Commit {
-        /// The event's line; 0 for a commit that time, and no event, asked for.
+        /// The event's line; 0 for a commit by a timer.
         line: u64,
         /// Why.
         error: DmaUnmapError,
@@ -109,8 +107,7 @@ pub enum ReplayError {
         /// Why.
         error: SetupError,
     },
-    /// More memory is wanted than there may be: each policy keeps account of each device, each live mapping and each of its
-    /// pages.
+    /// The replay needs more memory than the limit: each policy tracks each device, each live mapping and each of its pages.
     #[error(
         "{name}: line {line}: with {} and {}, {over}",
         number_of(*devices as u64, "device"),
@@ -126,10 +123,10 @@ pub enum ReplayError {
         devices: usize,
         /// Mappings that are alive.
         mappings: usize,
-        /// How much.
+        /// The numbers.
         over: Over,
     },
-    /// More pages are mapped and synced, or more timers run, by few events, than can be followed one by one in bearable time.
+    /// Few events map and sync more pages, or run more timers, than can be tracked individually in reasonable time.
     #[error(
         "{name}: line {line}: {} pages and timers would be followed one by one by now, {} are possible for a recording of so \
          few events: --device, --limit or --policy make it less",
@@ -142,12 +139,12 @@ pub enum ReplayError {
         name: String,
         /// The event's line.
         line: u64,
-        /// Pages so far, each as often as it was mapped, synced or unmapped.
+        /// Pages so far, counted at each map, sync and unmap.
         pages: u64,
-        /// Pages there can be.
+        /// The limit.
         most: u64,
     },
-    /// More bytes than the replay keeps, where mappings are copied.
+    /// Copied mappings have more bytes than the replay can keep.
     #[error(
         "{name}: line {line}: {policy} keeps the bytes of what is mapped, and their copies: it needs {} more, and may have {} \
          in all (its part of half of --memory, {} at the most): {}",
@@ -166,26 +163,26 @@ pub enum ReplayError {
         policy: &'static str,
         /// Bytes of the mapping's pages, or of a bounce buffer.
         wanted: u64,
-        /// Bytes there can be, with bounce buffers and the directory of pages.
+        /// The limit, including bounce buffers and the directory of pages.
         most: u64,
-        /// How much memory is likely to be enough, if any is.
+        /// A memory limit that is likely to suffice, if any does.
         memory: Option<u64>,
     },
-    /// The trace names memory where the replay has its bounce buffers.
+    /// The trace names memory at the replay's bounce buffer addresses.
     #[error("line {line}: mapping: memory at {phys}, where the replay has its bounce buffers")]
     PoolsMemory {
         /// The event's line.
         line: u64,
-        /// Where the memory is.
+        /// The memory.
         phys: PhysAddr,
     },
-    /// No page table, domain or pool for a device.
+    /// A device's page table, domain or pool cannot be made.
     #[error(transparent)]
     Setup(#[from] SetupError),
     /// No such page-table format.
     #[error("no page-table format is called {name:?}: there are {}", FORMATS.join(", "))]
     NoSuchFormat {
-        /// What was asked for.
+        /// The requested name.
         name: String,
     },
     /// More devices than an IOMMU has domains.
@@ -196,36 +193,35 @@ pub enum ReplayError {
     },
 }
 
-/// How to replay.
+/// Options of a replay.
 #[derive(Debug, Clone)]
 pub struct Options {
-    /// Under which policies. The first of a kind counts.
+    /// The policies. The first of a kind counts.
     pub policies: Vec<Mode>,
-    /// On which hardware.
+    /// The hardware.
     pub profile: Profile,
-    /// What the driver and the stack above spend per map-and-unmap pair, in nanoseconds. `None`: what the recording itself tells
-    /// of that, as [`Work`] says.
+    /// The time of the driver and the stack above for each map-and-unmap pair, in nanoseconds. `None`: the recording's, by [`Work`].
     pub work_ns: Option<f64>,
-    /// With page tables of which format: one of [`FORMATS`].
+    /// The page-table format: one of [`FORMATS`].
     pub format: String,
-    /// Of a buffer that a device writes, `bounce` copies what the driver has in it into the slot first, so that bytes which the device
-    /// leaves alone stay as they were. Our module does so, for drivers that nobody changes, and a swiotlb does so anyway; it is one copy
-    /// more. Without it a slot is handed out as it is, as the library's queues do.
+    /// `bounce` copies the driver's bytes of a device-written buffer into the slot first, so that bytes that the device does not write stay
+    /// unchanged. The Linux module does so, for unmodified drivers, and a swiotlb always does; it is one more copy. Without it slots are
+    /// used as they are, as in the library's queues.
     pub copies_in: bool,
-    /// For tests of the checker: the model ignores every invalidation, as if the driver had left them out.
+    /// For tests of the checker: the model ignores every invalidation, as if the driver had omitted them.
     pub break_invalidation: bool,
     /// For tests of the checker: copies between buffers and bounce buffers do nothing.
     pub break_copies: bool,
-    /// For tests of the library: a device that retries every address it ever saw, and policies that change under it.
-    /// It takes time, which the measured figures do not show, and memory for each page of addresses ever used.
+    /// For tests of the library: a device that retries every address it ever saw, while policies change. It takes time, which the measured
+    /// figures exclude, and memory for each page of addresses ever used.
     pub retry: Option<Retry>,
-    /// For tests of the library: a device that reads and writes whatever it reaches, in memory that is painted, and
-    /// drivers and devices that look at every byte. It takes time, and memory for all pages that the trace names.
+    /// For tests of the library: a device that reads and writes all memory that it reaches, which is painted, and drivers and devices that
+    /// verify every byte. It takes time, and memory for all pages that the trace names.
     pub paint: Option<Paint>,
 }
 
 impl Options {
-    /// All policies, on `profile`, with the work that the recording tells.
+    /// All policies, on `profile`, with the recording's work.
     pub fn new(profile: Profile) -> Self {
         let policies = Mode::ALL.to_vec();
         let format = profile.format.clone().unwrap_or_else(|| FORMATS[0].into());
@@ -246,8 +242,8 @@ impl Options {
 /// Replays `trace`, calling `progress` after each chunk.
 ///
 /// # Errors
-/// [`ReplayError`] where the trace cannot be read to its end. A mapping that the library refuses is counted
-/// in its policy's report, with the first reason.
+/// [`ReplayError`] if the trace cannot be read to its end. A mapping that the library refuses is counted in its policy's report, with the
+/// first reason.
 pub fn replay(
     trace: &mut Trace<'_>,
     options: &Options,
@@ -256,7 +252,7 @@ pub fn replay(
     replay_telling(trace, options, &mut progress)
 }
 
-/// As [`replay`], which is generic: so this is compiled by this crate alone.
+/// The non-generic part of [`replay`], compiled only in this crate.
 fn replay_telling(
     trace: &mut Trace<'_>,
     options: &Options,
@@ -266,19 +262,19 @@ fn replay_telling(
     let format: Arc<dyn AnyFormat> = format::named(&options.format).ok_or_else(no_such_format)??;
     let timer = Timer::calibrated();
     let mut asked = options.policies.clone();
-    // The yardstick of every share, also where it was not asked for.
+    // The baseline of every share, even if it was not requested.
     let with_baseline = asked.contains(&Mode::PASSTHROUGH);
     if !with_baseline {
         asked.push(Mode::PASSTHROUGH);
     }
     let mut chunk = Chunk::default();
     let mut more = trace.next_chunk(&mut chunk, CHUNK_EVENTS)?;
-    // In a recording of the IOMMU alone, operations may be held back.
+    // In a recording with only IOMMU events, operations may be held back.
     while more && chunk.ops.is_empty() {
         progress(trace);
         more = trace.next_chunk(&mut chunk, CHUNK_EVENTS)?;
     }
-    // As many CPUs as act in the beginning, or have had events by then; should others join later, they share those.
+    // As many CPUs as have had events by now; later ones share them.
     let recorded = usize::try_from(trace.summary().cpus).unwrap_or(usize::MAX);
     let cpus = chunk.ops.iter().map(|op| op.cpu as usize + 1).max().unwrap_or(1).max(recorded);
     let share = Share::of(&asked, trace.summary());

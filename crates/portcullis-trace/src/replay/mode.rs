@@ -1,4 +1,4 @@
-//! How a replay ends mappings: a domain's policy, or strict protection with shared waits.
+//! The modes of a replay: a domain's policy, or strict protection with batched waits.
 
 use portcullis::dma::QueueConfig;
 use portcullis::domain::Policy;
@@ -13,22 +13,22 @@ pub const RING_BATCH: usize = QueueConfig::RING_BATCH;
 /// Pages of a ring of [`Mode::StrictRing`]: 16 MiB of addresses, with granules of 4 KiB.
 pub const RING_PAGES: u32 = 4096;
 
-/// The longest that an unmap waits for others to share its commit, in nanoseconds of the trace's clock: 10 ms, as
-/// long as lazy protection's window, so that the two compare. (Recordings of an emulated machine, whose packets are
-/// tens of microseconds apart, would meet a shorter bound before a batch is full, which hardware would not.)
+/// The longest that a pending unmap waits for its commit, in nanoseconds of the trace's clock: 10 ms, as long as lazy protection's window,
+/// so that the two compare. (In recordings of an emulated machine, with packets tens of microseconds apart, a shorter bound would end
+/// before a batch is full, unlike on hardware.)
 pub const COMMIT_WITHIN_NS: u64 = 10_000_000;
 
-/// The queues of a device besides the one for what goes alone.
+/// A device's queues besides the one for individual mappings.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum Strategy {
     /// None.
     Alone,
     /// One for all.
     One(QueueConfig),
-    /// One for each direction, made when it is first needed.
+    /// One for each direction, made at its first use.
     Rings {
         config: QueueConfig,
-        /// It measures its direction then.
+        /// It is an adaptive queue.
         measures: bool,
     },
 }
@@ -36,26 +36,25 @@ pub(super) enum Strategy {
 /// How mappings end.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Mode {
-    /// Each by itself, as the domain's policy says.
+    /// Individually, by the domain's policy.
     Each(Policy),
-    /// Strict, and committed once for [`BATCH_UNMAPS`] unmaps of a device, or [`COMMIT_WITHIN_NS`] after the
-    /// first of them.
+    /// Strict, and committed once for [`BATCH_UNMAPS`] unmaps of a device, or [`COMMIT_WITHIN_NS`] after the first of them.
     StrictBatch,
-    /// Strict, out of a ring of addresses for each device and direction, committed once for [`RING_BATCH`]
-    /// descriptors or after [`COMMIT_WITHIN_NS`].
+    /// Strict, in a ring of addresses for each device and direction, committed once for [`RING_BATCH`] descriptors or after
+    /// [`COMMIT_WITHIN_NS`].
     StrictRing,
-    /// Copied through the buffers of a pool for each domain, which stay mapped.
+    /// Copied through a bounce pool for each domain, which stays mapped.
     Bounce,
-    /// Copied so, or mapped in a ring, whatever is cheaper.
+    /// Copied in this way, or mapped in a ring, whichever is cheaper.
     Adaptive,
-    /// Copied through the buffers of one pool, without translation.
+    /// Copied through one bounce pool, without translation.
     Swiotlb,
-    /// Memory that is mapped when it is used first, and never unmapped, as libraries do that want it registered.
+    /// Mapped at the first use, and never unmapped, like libraries with registered memory.
     Registered,
 }
 
 impl Mode {
-    /// Every mode there is: those first that leave nothing stale, last those that protect nothing.
+    /// All modes: first those that leave nothing stale, last those that protect nothing.
     pub const ALL: [Self; 9] = [
         Self::Each(Policy::Strict),
         Self::StrictBatch,
@@ -71,12 +70,12 @@ impl Mode {
     /// No translation.
     pub const PASSTHROUGH: Self = Self::Each(Policy::Passthrough);
 
-    /// The mode that is [called](Self::name) `name`.
+    /// The mode with this [name](Self::name).
     pub fn named(name: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|mode| mode.name() == name)
     }
 
-    /// Its name, as the command line and the report write it.
+    /// Its name in the command line and the report.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Each(policy) => policy.name(),
@@ -89,8 +88,7 @@ impl Mode {
         }
     }
 
-    /// The policy of the domains behind it, on hardware of these costs: lazy protection's usual window is the one
-    /// that suits them.
+    /// The policy of its domains, on hardware with these costs: lazy protection gets the default window for them.
     pub fn policy(self, costs: &Costs) -> Policy {
         match self {
             Self::Each(Policy::LAZY) => Policy::lazy_for(costs),
@@ -100,10 +98,10 @@ impl Mode {
         }
     }
 
-    /// The queues that map for a device, in a domain with granules of `granule` bytes: all that differs
-    /// between drivers. Where it `copies_in`, [`Options::copies_in`](super::Options::copies_in) says what that is.
+    /// A device's queues, in a domain with granules of `granule` bytes: the only difference between drivers. For `copies_in` see
+    /// [`Options::copies_in`](super::Options::copies_in).
     pub(super) const fn strategy(self, granule: u64, copies_in: bool) -> Strategy {
-        // A ring has room for what waits besides.
+        // A ring also has room for pending unmaps.
         const DESCRIPTORS: u32 = RING_PAGES - RING_BATCH as u32;
         match self {
             Self::Each(_) | Self::Registered => Strategy::Alone,
@@ -113,7 +111,7 @@ impl Mode {
                 measures: false,
             },
             Self::Bounce if copies_in => Strategy::One(QueueConfig::bounce().copying_in()),
-            // Of these, the swiotlb copies in by itself.
+            // A swiotlb always copies in.
             Self::Bounce | Self::Swiotlb => Strategy::One(QueueConfig::bounce()),
             Self::Adaptive => Strategy::Rings {
                 config: QueueConfig::auto(DESCRIPTORS, granule).batch(RING_BATCH),
@@ -122,27 +120,27 @@ impl Mode {
         }
     }
 
-    /// Whether no device reaches a buffer that the driver has got back.
+    /// Whether no device reaches a buffer after it is returned to the driver.
     pub fn is_strict(self) -> bool {
         self.policy(&Costs::BARE_METAL) == Policy::Strict
     }
 
-    /// Whether the driver gets buffers back in batches, up to [`COMMIT_WITHIN_NS`] after their unmap.
+    /// Whether all buffers are returned in batches, up to [`COMMIT_WITHIN_NS`] after their unmap.
     pub const fn gives_all_back_in_batches(self) -> bool {
         matches!(self, Self::StrictBatch | Self::StrictRing)
     }
 
-    /// Whether buffers that are mapped, and not copied, come back in groups.
+    /// Whether mapped, uncopied buffers are returned in batches.
     pub const fn gives_back_in_batches(self) -> bool {
         self.gives_all_back_in_batches() || matches!(self, Self::Adaptive)
     }
 
-    /// Whether the library's calls are replayed. What is left is an account of what would be open, and costs nothing.
+    /// Whether the library's calls are replayed. Otherwise only the exposure is computed, at no cost.
     pub const fn is_replayed(self) -> bool {
         !matches!(self, Self::Registered)
     }
 
-    /// Whether a device reaches nothing but the bytes of mappings.
+    /// Whether a device reaches only the bytes of mappings.
     pub const fn protects_bytes(self) -> bool {
         matches!(self, Self::Bounce | Self::Adaptive)
     }

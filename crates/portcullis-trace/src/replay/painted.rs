@@ -1,13 +1,12 @@
-//! A hostile device that reads every byte it can reach, in memory where each byte says whose it is.
+//! A hostile device that reads every byte it can reach, in memory where each byte identifies its owner.
 //!
-//! All memory that the trace names is painted, but for the bytes of mappings while they live: those have the
-//! [colour](super::data::colour) of their device. The device keeps every address that it ever saw, and reads all that
-//! these lead to, page by page in full. In a buffer of its own pool it may find zeros, and its own colour: bytes of its
-//! mappings, earlier ones too. In the trace's memory it may find the bytes of its live mappings. Whatever else it sees
-//! is counted. It writes as well: wherever it may in bounce buffers, outside of its live mappings, and nothing of that
-//! may ever arrive beside a mapping; in the trace's memory what it could have written is counted.
+//! All memory that the trace names is painted, except the bytes of live mappings: those have the [colour](super::data::colour) of their
+//! device. The device remembers every address that it ever saw, and reads all of their pages in full. In a buffer of its own pool it may
+//! find zeros, and its own colour: bytes of its mappings, also earlier ones. In the trace's memory it may find the bytes of its live
+//! mappings. All else is counted. It also writes: anywhere that it can in bounce buffers, outside its live mappings, and none of that may
+//! ever arrive beside a mapping; in the trace's memory the bytes that it could have written are counted.
 //!
-//! Cost: some microseconds for each page of a mapping, and for each page that is open at each look.
+//! Cost: some microseconds for each page of a mapping, and for each open page at each look.
 
 use portcullis::addr::{Iova, Permissions, PhysAddr, PhysSegment};
 use portcullis::platform::FRAME_SIZE;
@@ -27,31 +26,31 @@ const PAINTED_WORD: u64 = 0x8080_8080_8080_8080;
 /// How often the device looks at everything: for tests.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Paint {
-    /// Operations of the trace from one look to the next; at least 1. It looks once more when the trace ends.
+    /// Operations of the trace from one look to the next; at least 1. It also looks when the trace ends.
     pub every_ops: u64,
 }
 
-/// What the device found, in bytes, each as often as it was found.
+/// The device's findings, in bytes, each counted as often as it was found.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Painted {
-    /// Pages that it could read, and read in full.
+    /// Pages that it could read, in full.
     pub pages: u64,
-    /// Of these, pages of bounce buffers.
+    /// Pages of bounce buffers among these.
     pub pool_pages: u64,
-    /// Bytes that it read of its own mappings, live or earlier.
+    /// Bytes of its own mappings, live or earlier.
     pub own: u64,
-    /// Paint that it saw: memory that no mapping covers.
+    /// Paint: memory that no mapping covers.
     pub paint: u64,
-    /// Bytes that it saw of other devices' mappings.
+    /// Bytes of other devices' mappings.
     pub others: u64,
-    /// Bytes of memory outside of its mappings that it could have changed.
+    /// Bytes outside its mappings that it could have changed.
     pub writable: u64,
-    /// Bytes beside a mapping that were not as before when it had ended.
+    /// Bytes beside a mapping that changed during its life.
     pub spoiled: u64,
 }
 
 impl Painted {
-    /// Bytes that a device saw, or changed, or could have changed, although they were not meant for it.
+    /// Bytes that a device wrongly saw, or changed, or could have changed.
     pub fn shown(&self) -> u64 {
         self.paint + self.others + self.writable + self.spoiled
     }
@@ -72,9 +71,9 @@ type Spans = SmallVec<[Span; 2]>;
 pub(super) struct Painter {
     paint: Paint,
     until_look: u64,
-    /// What is live, by the page of memory.
+    /// Live mappings, by physical page.
     live: FxHashMap<u64, Spans>,
-    /// What is live, by the device's page; empty for addresses that it saw earlier.
+    /// Live mappings, by device page; empty for earlier addresses.
     seen: FxHashMap<(usize, u64), Spans>,
     pub found: Painted,
 }
@@ -91,7 +90,6 @@ impl Painter {
         }
     }
 
-    /// Whether it is time to look.
     pub(super) fn is_due(&mut self) -> bool {
         self.until_look -= 1;
         let due = self.until_look == 0;
@@ -116,7 +114,7 @@ impl Painter {
         }
     }
 
-    /// A mapping has ended: what is beside it must be as it was, and nothing of it is left in memory.
+    /// A mapping has ended: the bytes beside it must be unchanged. Paints its memory.
     pub(super) fn ended(&mut self, memory: &TraceMemory, live: &Live) {
         for piece in live.pieces() {
             for (page, start, end) in parts(piece.iova.get(), piece.len) {
@@ -151,7 +149,7 @@ impl Painter {
         }
     }
 
-    /// A mapping was not made: its memory is painted again.
+    /// A mapping was not made: paints its memory again.
     pub(super) fn refused(&self, memory: &TraceMemory, list: &[PhysSegment]) {
         for part in list {
             for (page, start, end) in parts(part.phys.get(), part.len) {
@@ -199,7 +197,7 @@ impl Painter {
                 found.writable += mine.iter().filter(|mine| !**mine).count() as u64;
                 continue;
             }
-            // Wherever it has no mapping now: what it writes inside of one its driver is to get.
+            // Outside its live mappings: inside, its writes belong to the driver.
             let mut at = 0;
             while at < PAGE {
                 let inside = spans.iter().find(|span| (span.start..span.end).contains(&at));
@@ -217,7 +215,7 @@ impl Painter {
     }
 }
 
-/// Which bytes of the page at `phys` the device has live mappings of: in its bounce buffers none.
+/// The bytes of the page at `phys` in live mappings of the device: none in its bounce buffers.
 fn meant_for(live: &FxHashMap<u64, Spans>, phys: PhysAddr, device: usize) -> [bool; PAGE] {
     let mut mine = [false; PAGE];
     let spans = live.get(&(phys.get() / FRAME_SIZE));
@@ -227,7 +225,7 @@ fn meant_for(live: &FxHashMap<u64, Spans>, phys: PhysAddr, device: usize) -> [bo
     mine
 }
 
-/// Gives the pages of `list` bytes, all of them paint, where they have none. Whether there was memory enough.
+/// Allocates painted bytes for the pages of `list` without any. Returns whether there was enough memory.
 pub(super) fn back(memory: &TraceMemory, list: &[PhysSegment]) -> bool {
     memory.back(list, |page| memory.write(PhysAddr::new(page * FRAME_SIZE), &painted(page)))
 }
@@ -254,7 +252,7 @@ fn forget(spans: &mut Spans, span: Span) {
     }
 }
 
-/// The pages that `len` bytes at `at` are in, and where they are in each.
+/// The pages of `len` bytes at `at`, and their parts.
 fn parts(at: u64, len: u64) -> impl Iterator<Item = (u64, usize, usize)> {
     let end = at.saturating_add(len);
     (at / FRAME_SIZE..=(end - 1) / FRAME_SIZE).map(move |page| {
@@ -287,7 +285,7 @@ mod tests {
         }
     }
 
-    /// Two mappings with one page in common, of which the first may be written as it lives, and nothing beside both.
+    /// Two mappings that share a page; the first may be written while it lives, and nothing beside both.
     #[test]
     fn what_is_changed_beside_mappings_is_counted_and_painted_again() {
         let memory = TraceMemory::new(16 << 20);

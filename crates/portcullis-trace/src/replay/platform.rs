@@ -1,4 +1,4 @@
-//! A platform whose CPU and clock are those that the trace names.
+//! A platform with the trace's CPUs and clock.
 #![allow(unsafe_code, reason = "the trait is unsafe to implement: it makes a promise")]
 
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
@@ -7,27 +7,27 @@ use std::sync::{Mutex, PoisonError};
 use portcullis::heap::{OutOfMemory, Shared, Weak};
 use portcullis::platform::{LocalCpu, Platform, PlatformEvents, PlatformNumber};
 
-/// The most CPUs that the platform has.
+/// The most CPUs of the platform.
 const MOST_CPUS: usize = 256;
 
-/// Timers between two events, for each listener: its own two looks at what is idle, and a window's end, come at times of their
-/// own, and all listeners hear of each.
+/// Timers between two events, for each listener: its own two idle checks, and a window's end, have different times, and all listeners get
+/// each.
 const TIMERS: usize = 8;
 
-/// For how long timers have something to do when nothing else happens, in nanoseconds: windows end after 10 ms, and pools give back
-/// what they keep when they look for the second time, a second after the first.
+/// For how long timers have work without events, in nanoseconds: windows end after 10 ms, and pools free their cached memory at their
+/// second check, a second after the first.
 const BUSY_NS: u64 = 8_000_000_000;
 
 /// No timer is set.
 const NEVER: u64 = u64::MAX;
 
-/// The machine of a trace, replayed by one thread: [`at`](Self::at) says which CPU acts next, and when.
+/// The machine of a trace, replayed by one thread: [`at`](Self::at) sets the CPU and the time.
 pub struct ReplayPlatform {
     cpus: usize,
     cpu: AtomicUsize,
     now_ns: AtomicU64,
     number: PlatformNumber,
-    /// The earliest deadline, plus one; 0 when there is none.
+    /// The earliest deadline, plus one; 0 without one.
     deadline: AtomicU64,
     listeners: Mutex<Vec<Weak<dyn PlatformEvents>>>,
 }
@@ -39,7 +39,7 @@ impl std::fmt::Debug for ReplayPlatform {
 }
 
 impl ReplayPlatform {
-    /// A machine of `cpus` CPUs (256 at the most; recorded CPU n is CPU n modulo those).
+    /// A machine of `cpus` CPUs (at most 256; recorded CPU n is CPU n modulo that).
     pub fn new(cpus: usize) -> Self {
         Self {
             cpus: cpus.clamp(1, MOST_CPUS),
@@ -51,13 +51,12 @@ impl ReplayPlatform {
         }
     }
 
-    /// Goes to `time_ns` on `cpu`. Timers that end before are run first, each at its own time, after `at_timer` was told that
-    /// time. Returns how many listeners have heard of one.
+    /// Advances to `time_ns` on `cpu`. Runs earlier timers first, each at its own time, after calling `at_timer` with that time. Returns
+    /// how many listener calls that made.
     ///
-    /// A timer that asks for itself again, as a pool's does as long as it has buffers, ran for ever in a recording whose time
-    /// leaps. Nothing happens meanwhile: by then each listener has flushed what it had, and given back what it keeps,
-    /// after a few timers of its own. So after `TIMERS` for each listener, or `BUSY_NS`, the rest of the time goes by at once, and
-    /// what is due by then is due at its end.
+    /// A timer that rearms itself, as a pool's does as long as it has buffers, would run for ever in a recording whose time leaps. Nothing
+    /// else happens meanwhile: after a few of its own timers each listener has flushed, and freed its cached memory. So after `TIMERS` for
+    /// each listener, or `BUSY_NS`, the rest of the time passes at once, with its deadlines at its end.
     pub fn at(&self, cpu: u32, time_ns: u64, mut at_timer: impl FnMut(u64)) -> u64 {
         let (mut timers, mut told) = (0, 0);
         let busy_until = self.now_ns().saturating_add(BUSY_NS);
@@ -68,7 +67,7 @@ impl ReplayPlatform {
             }
             let listeners = self.listeners();
             if timers > TIMERS * (listeners.len() + 1) || timers > 0 && deadline > busy_until {
-                // Not before its time: what is due runs when the next event comes.
+                // Not before its time: the next event runs it.
                 break;
             }
             timers += 1;
@@ -96,7 +95,7 @@ impl ReplayPlatform {
     }
 }
 
-// SAFETY: one thread plays all CPUs, so no two callers have a CPU at once; its own stores need no fence to be seen.
+// SAFETY: one thread runs all CPUs, so no CPU is lent twice at once; its own stores need no fence.
 unsafe impl Platform for ReplayPlatform {
     fn cpus(&self) -> usize {
         self.cpus
@@ -108,9 +107,9 @@ unsafe impl Platform for ReplayPlatform {
 
     #[inline]
     fn with_cpu<R>(&self, f: impl FnOnce(Option<&LocalCpu<'_>>) -> R) -> R {
-        // One thread replays all CPUs, so no two hold a CPU at once, and a thread sees its own stores in order:
-        // the fence that a real machine's `fence_all` would bring has no CPU to reach.
-        // SAFETY: for that reason.
+        // One thread replays all CPUs, and sees its own stores in order: the fence that a real machine's `fence_all` would cause has no CPU
+        // to reach.
+        // SAFETY: for that reason, and no CPU is lent twice at once.
         f(Some(&unsafe { LocalCpu::with_light_fence(self.cpu.load(Ordering::Relaxed)) }))
     }
 
@@ -147,7 +146,7 @@ mod tests {
         assert_eq!((asked, ReplayPlatform::new(1).deadline()), ([70, 50, 50, 50, 0], NEVER));
     }
 
-    /// Asks for the timer again, as long as it wants it.
+    /// Rearms the timer, as long as it wants it.
     struct Listener {
         platform: Arc<ReplayPlatform>,
         again: AtomicU64,
@@ -166,7 +165,7 @@ mod tests {
         fn cpu_released(&self, _: usize) {}
     }
 
-    /// Each of two hears of each timer; those of a time that leaps have an end, as has the time in which they have something to do.
+    /// Each of two listeners gets each timer; a leap of time runs a bounded number, and has a bounded busy time.
     #[test]
     fn each_listener_hears_of_each_timer_up_to_a_bound() {
         for (again, every_ns, to_ns, hears, now_ns) in [

@@ -1,4 +1,4 @@
-//! A device of the trace: its queues, and what of it waits for a commit.
+//! A device of the trace: its queues, and its pending unmaps.
 
 use portcullis::SetupError;
 use portcullis::addr::Direction;
@@ -10,11 +10,11 @@ use super::mode::{COMMIT_WITHIN_NS, Strategy};
 use super::timing::Timer;
 use crate::Origin;
 
-/// The mappings that wait in a queue.
+/// The pending mappings of a queue.
 #[derive(Default)]
 struct Lane {
     waiting: Vec<Live>,
-    /// When the first of them came.
+    /// The time of the first.
     since_ns: u64,
 }
 
@@ -45,12 +45,12 @@ impl Port {
         Ok(Self { driver, device, strategy, copies, lanes })
     }
 
-    /// Whether there is all that a mapping will need.
+    /// Whether everything that a mapping needs exists.
     pub(super) fn is_ready(&self, direction: Direction, origin: Origin) -> bool {
         self.lane(direction, origin).is_none_or(|index| self.lanes[index].is_some())
     }
 
-    /// Makes the ring that a mapping will come from, of the next of `colours`, as a driver would when it starts.
+    /// Makes a mapping's ring, with the next of `colours`, as a driver would when it starts.
     pub(super) fn prepare(
         &mut self,
         direction: Direction,
@@ -69,8 +69,8 @@ impl Port {
         Ok(())
     }
 
-    /// The lane of mappings of an origin, if they have one. What lives as long as its driver, and is not synced, goes alone: a
-    /// ring would be full as soon as it came round to it, a bounce buffer would never be copied, and memory that goes back to its
+    /// The lane of mappings of an origin, if they have one. A mapping that lives as long as its driver, and is not synced, is mapped
+    /// individually: a ring would be full when it wraps to it, a bounce buffer would never be copied, and memory that is freed to its
     /// allocator is unmapped at once.
     pub(super) fn lane(&self, direction: Direction, origin: Origin) -> Option<usize> {
         match (self.strategy, origin) {
@@ -96,14 +96,14 @@ impl Port {
         }
     }
 
-    /// What was chosen, and why, for sizes and directions that occurred.
+    /// The choices, and their reasons, for sizes and directions that occurred.
     pub(super) fn explain(&self) -> Vec<Explained> {
         let open = (0..LANES).filter(|lane| self.lanes[*lane].is_some());
         let rows = open.flat_map(|lane| self.driver.explain(lane));
         rows.filter(|row| row.copied + row.mapped > 0).collect()
     }
 
-    /// Keeps a mapping until its lane is committed. When that must be, where it is the first that waits there.
+    /// Keeps a mapping until its lane is committed. Returns the deadline if it is the first in the lane.
     pub(super) fn hold(&mut self, lane: usize, live: Live, now_ns: u64) -> Option<u64> {
         let waits = self.lanes[lane].as_mut()?;
         let is_first = waits.waiting.is_empty();
@@ -114,24 +114,24 @@ impl Port {
         self.due(lane).filter(|_| is_first)
     }
 
-    /// Has all lanes tell the domain what they have counted. Nothing waits in them.
+    /// Makes all lanes report their counts to the domain. Nothing is pending in them.
     pub(super) fn settle(&mut self) {
         for lane in (0..LANES).filter(|lane| self.lanes[*lane].is_some()) {
             self.driver.settle(lane);
         }
     }
 
-    /// All that waits in lanes.
+    /// All pending mappings.
     pub(super) fn waiting(&self) -> impl Iterator<Item = &Live> {
         self.lanes.iter().flatten().flat_map(|lane| &lane.waiting)
     }
 
-    /// What waited in a lane that was committed.
+    /// The mappings of a committed lane.
     pub(super) fn settled(&mut self, lane: usize) -> Vec<Live> {
         self.lanes[lane].as_mut().map(|lane| std::mem::take(&mut lane.waiting)).unwrap_or_default()
     }
 
-    /// When a lane must be committed; `None` where nothing waits in it.
+    /// The commit deadline of a lane; `None` if nothing is pending.
     pub(super) fn due(&self, lane: usize) -> Option<u64> {
         let lane = self.lanes[lane].as_ref().filter(|lane| !lane.waiting.is_empty())?;
         Some(lane.since_ns.saturating_add(COMMIT_WITHIN_NS))

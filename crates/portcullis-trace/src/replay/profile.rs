@@ -1,4 +1,4 @@
-//! Hardware profiles: what the library waits for on a given machine, each figure with its source.
+//! Hardware profiles: the library's waits on a given machine, each figure with its source.
 
 use portcullis::invalidation::Costs;
 use serde::{Deserialize, Serialize};
@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 use crate::input;
 use crate::printable::{Printable, PrintableLines};
 
-/// A figure and where it comes from.
+/// A figure and its source.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Cost {
@@ -16,17 +16,17 @@ pub struct Cost {
     pub source: String,
 }
 
-/// What the hardware makes a CPU wait for.
+/// The hardware's waits.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Waits {
-    /// Telling the hardware that an invalidation is queued: once a submission.
+    /// Ringing the doorbell: once a submission.
     pub doorbell: Cost,
-    /// From then until it is confirmed: once a submission.
+    /// From then until the confirmation: once a submission.
     pub completion: Cost,
-    /// Each invalidation descriptor of a submission, besides the above.
+    /// Each invalidation descriptor of a submission, additionally.
     pub descriptor: Cost,
-    /// Each request to map, where mapping is a request (virtualised and user-space IOMMUs).
+    /// Each map request, if mapping is by requests (virtualised and user-space IOMMUs).
     pub map_request: Cost,
     /// Each granule mapped by request.
     pub map_page: Cost,
@@ -35,10 +35,10 @@ pub struct Waits {
 }
 
 impl Waits {
-    /// What invalidations cost, as the driver of such hardware states it. (What it takes to fill caches again is in
-    /// no profile: it is not the CPU that waits.)
+    /// The costs of invalidations, as a driver of such hardware reports them. (Profiles leave out cache refills: the CPU does not wait for
+    /// them.)
     pub fn costs(&self) -> Costs {
-        // Checked when the profile was read: a second at the most each.
+        // Checked when the profile was read: each at most a second.
         let ns = |ns: f64| ns.ceil() as u32;
         Costs {
             submission_ns: ns(self.doorbell.ns + self.completion.ns),
@@ -47,7 +47,7 @@ impl Waits {
         }
     }
 
-    /// Every cost with its name in the file, and what it is paid for.
+    /// Every cost with its name in the file, and its meaning.
     pub fn named(&self) -> [(&'static str, &'static str, &Cost); 6] {
         [
             ("waits.doorbell", "doorbell, per submission", &self.doorbell),
@@ -60,21 +60,21 @@ impl Waits {
     }
 }
 
-/// How the hardware caches translations.
+/// The hardware's translation caches.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Caches {
     /// Translations in the IOTLB.
     pub iotlb_entries: usize,
-    /// Of which so many in one set.
+    /// Ways of a set.
     pub iotlb_ways: usize,
     /// Pointers to tables, for each level.
     pub walk_cache_entries: usize,
-    /// Whether an invalidation of leaves keeps the pointers to tables.
+    /// Whether the leaf-only hint keeps the pointers to tables.
     pub honours_leaf_only: bool,
-    /// The largest range of one descriptor is 2^this granules; a larger one becomes a domain's.
+    /// The largest range of one descriptor is 2^this granules; a larger one becomes the domain.
     pub max_address_mask: u32,
-    /// Where these come from.
+    /// Their source.
     pub source: String,
 }
 
@@ -82,11 +82,11 @@ pub struct Caches {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Profile {
-    /// Its name, as `--profile` takes it.
+    /// Its name for `--profile`.
     pub name: String,
-    /// What machine that is.
+    /// A description of the machine.
     pub about: String,
-    /// The format of its page tables, one of [`FORMATS`](super::FORMATS); without it, the first of these.
+    /// Its page-table format, one of [`FORMATS`](super::FORMATS); the first of these by default.
     pub format: Option<String>,
     /// Its waits.
     pub waits: Waits,
@@ -94,14 +94,14 @@ pub struct Profile {
     pub caches: Caches,
 }
 
-/// A profile that cannot be used.
+/// Why a profile cannot be used.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ProfileError {
-    /// Neither one that ships with Portcullis nor a file.
+    /// Neither a built-in profile nor a file.
     #[error("no profile {name:?}: there are {}, or name a TOML file", built_in_names().join(", "))]
     Unknown {
-        /// What was asked for.
+        /// The requested name.
         name: String,
     },
     /// The file cannot be read.
@@ -117,19 +117,19 @@ pub enum ProfileError {
     Parse {
         /// The file.
         path: String,
-        /// What is wrong with it.
+        /// The parser's error.
         source: Box<toml::de::Error>,
     },
-    /// A figure that no hardware has.
+    /// An impossible figure.
     #[error("profile {}: {what} is {value}, expected {expected}", Printable(path))]
     Figure {
         /// The file.
         path: String,
-        /// Which figure.
+        /// The figure.
         what: &'static str,
-        /// What it is.
+        /// Its value.
         value: f64,
-        /// What it may be.
+        /// The allowed values.
         expected: &'static str,
     },
 }
@@ -137,7 +137,7 @@ pub enum ProfileError {
 /// The most entries of an IOTLB, and of each level of a walk cache.
 const MOST_ENTRIES: usize = 1 << 16;
 
-/// The most ways of a set, all of which are looked at for each access.
+/// The most ways of a set, all of which are examined for each access.
 const MOST_WAYS: usize = 256;
 
 const BUILT_IN: [(&str, &str); 4] = [
@@ -147,21 +147,21 @@ const BUILT_IN: [(&str, &str); 4] = [
     ("virtio-iommu", include_str!("../../profiles/virtio-iommu.toml")),
 ];
 
-/// The names of the profiles that ship with Portcullis.
+/// The names of the built-in profiles.
 pub fn built_in_names() -> Vec<&'static str> {
     BUILT_IN.iter().map(|(name, _)| *name).collect()
 }
 
-/// The file of the profile that ships with Portcullis under `name`; `None` where there is none.
+/// The text of the built-in profile `name`; `None` if there is none.
 pub fn built_in_text(name: &str) -> Option<&'static str> {
     BUILT_IN.iter().find(|(built_in, _)| *built_in == name).map(|(_, text)| *text)
 }
 
 impl Profile {
-    /// The profile that ships under `name`, or else the TOML file there.
+    /// The built-in profile `name`, or else the TOML file there.
     ///
     /// # Errors
-    /// [`ProfileError`] names the file and what is wrong with it.
+    /// [`ProfileError`] names the file and the fault.
     pub fn load(name: &str) -> Result<Self, ProfileError> {
         if let Some(text) = built_in_text(name) {
             return Self::parse(name, text);
@@ -173,10 +173,10 @@ impl Profile {
         Self::parse(name, &text)
     }
 
-    /// The profile that `text` is, in TOML; messages call it `path`.
+    /// Parses a profile in TOML; messages call it `path`.
     ///
     /// # Errors
-    /// [`ProfileError`] says what is wrong with it.
+    /// [`ProfileError`] names the fault.
     pub fn parse(path: &str, text: &str) -> Result<Self, ProfileError> {
         let profile: Self = toml::from_str(text)
             .map_err(|source| ProfileError::Parse { path: path.into(), source: Box::new(source) })?;

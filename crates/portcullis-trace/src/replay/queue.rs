@@ -1,4 +1,4 @@
-//! The model's invalidation queue with a clock around it, and an account of what hardware would make the CPU wait.
+//! The model's invalidation queue with a clock around it, and the modelled waits of hardware.
 #![allow(unsafe_code, reason = "the trait is unsafe to implement: it makes a promise")]
 
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -23,7 +23,7 @@ pub(super) struct Prices {
 
 impl Prices {
     fn of(waits: &Waits) -> Self {
-        // A profile has a second at the most of each.
+        // Each is at most a second in a profile.
         let ps = |ns: f64| (ns * 1000.0).round() as u64;
         Self {
             submission: ps(waits.doorbell.ns + waits.completion.ns),
@@ -35,8 +35,8 @@ impl Prices {
     }
 }
 
-/// Passes invalidations on and remembers how long the *model* took over them: that is the price of software
-/// standing in for hardware, and no figure of ours. Remembers also how long *hardware* would have taken, by a profile.
+/// Passes invalidations on and sums up the *model's* time: the price of software instead of hardware, which no figure includes. Also sums
+/// up the *hardware's* time, by a profile.
 #[derive(Debug)]
 pub(super) struct ClockedQueue {
     queue: Queue,
@@ -64,7 +64,7 @@ impl ClockedQueue {
         self.waited.store(self.waited.load(Ordering::Relaxed).saturating_add(ps), Ordering::Relaxed);
     }
 
-    /// Ticks spent in the model so far, the cost of measuring them included.
+    /// Ticks in the model so far, including the cost of measuring them.
     pub(super) fn ticks(&self) -> u64 {
         self.ticks.load(Ordering::Relaxed)
     }
@@ -84,7 +84,7 @@ impl RequestWaits for ClockedQueue {
     }
 }
 
-// SAFETY: `Ok` is the model's.
+// SAFETY: clauses 1 to 4 are the model's: each method passes its call on.
 unsafe impl InvalidationQueue for ClockedQueue {
     fn costs(&self) -> Costs {
         self.costs
@@ -102,7 +102,7 @@ unsafe impl InvalidationQueue for ClockedQueue {
         self.wait(self.prices.submission + requests.len() as u64 * self.prices.descriptor);
         let start = self.timer.ticks();
         let result = InvalidationQueue::submit(&self.queue, requests);
-        // Both readings of the counter happen inside the caller's measurement: they are the model's too.
+        // Both readings of the counter are inside the caller's measurement: they count as the model's, too.
         let spent = self.timer.ticks().saturating_sub(start).saturating_add(self.timer.overhead_ticks());
         // One thread replays, so nothing is lost between the load and the store.
         self.ticks.store(self.ticks().saturating_add(spent), Ordering::Relaxed);
@@ -118,7 +118,7 @@ mod tests {
     use super::*;
     use crate::replay::Profile;
 
-    /// What a submission costs, and each of its requests, whichever way it comes; and the hardware is asked.
+    /// The cost of a submission and of each of its requests, by every method; and the hardware gets them.
     #[test]
     fn one_invalidation_waits_as_a_submission_of_one() {
         let waits = &Profile::load("vtd").unwrap().waits;

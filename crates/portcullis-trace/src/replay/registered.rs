@@ -1,5 +1,5 @@
-//! What is open where memory is registered: mapped before it is used first, and never unmapped. That costs nothing for each operation, and
-//! a device reaches, all the time, all memory that was ever registered for it.
+//! The exposure of registered memory, which is mapped at its first use, and never unmapped. Operations cost nothing, and a device always
+//! reaches all memory that was ever registered for it.
 
 use portcullis::addr::{PageSize, PhysAddr, PhysSegment};
 use rangemap::RangeSet;
@@ -11,23 +11,23 @@ use super::report::{Exposure, PolicyReport};
 use super::timing::Figures;
 use crate::{Chunk, MapId, Op, OpKind, Origin};
 
-/// The memory that is registered for a device.
+/// The registered memory of a device.
 #[derive(Debug, Default)]
 struct Memory {
-    /// What its buffers are, and the pages that these are in.
+    /// Its buffers, and their pages.
     buffers: RangeSet<u64>,
     pages: RangeSet<u64>,
 }
 
-/// The account of a whole recording.
+/// The exposure over a whole recording.
 #[derive(Debug)]
 pub(super) struct Registered {
     granule: PageSize,
     devices: FxHashMap<u32, Memory>,
-    /// Bytes of each mapping that is alive.
+    /// Bytes of each live mapping.
     live: FxHashMap<MapId, u64>,
     in_use: u64,
-    /// The same times how long.
+    /// The same times their lifetimes.
     used_byte_ns: u128,
     last_ns: u64,
     operations: u64,
@@ -91,7 +91,7 @@ impl Registered {
         self.in_use = self.in_use.saturating_sub(before).saturating_add(bytes);
     }
 
-    /// Settles the account of a recording from `start_ns` to `end_ns`.
+    /// Computes the exposure of a recording from `start_ns` to `end_ns`.
     pub(super) fn finish(mut self, work_ns: f64, (start_ns, end_ns): (u64, u64)) -> PolicyReport {
         self.go_to(end_ns);
         let all_ns = u128::from(self.last_ns.saturating_sub(start_ns));
@@ -104,7 +104,7 @@ impl Registered {
         }
         let byte_s = |byte_ns: u128| byte_ns as f64 / 1e9;
         let exposure = Exposure {
-            // What two mappings have at once is in use twice.
+            // Bytes of two concurrent mappings are in use twice.
             stale_byte_s: byte_s((buffers * all_ns).saturating_sub(self.used_byte_ns)),
             neighbour_byte_s: byte_s((pages - buffers.min(pages)) * all_ns),
         };

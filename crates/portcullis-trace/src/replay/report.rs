@@ -1,4 +1,4 @@
-//! What a replay found: the documented JSON, and nothing that a person's table does not need too.
+//! A replay's results: the documented JSON, and only what the printed table needs, too.
 
 use std::borrow::Cow;
 
@@ -12,48 +12,48 @@ use super::painted::Painted;
 use super::timing::Figures;
 use crate::{Recorded, Summary};
 
-/// A name out of a list that the library has. (Serde's derive takes a field that it sees to be a reference for borrowed from
-/// the text; here the list's name is found instead.)
+/// A name from one of the library's lists. (Serde's derive would borrow a reference field from the text; here the list's name is looked up
+/// instead.)
 pub type Name = &'static str;
 
 /// A whole replay. Serialises to the JSON that `docs/replay.md` describes, and is read from it.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct Report {
-    /// What was replayed.
+    /// The trace.
     pub trace: TraceReport,
     /// The name of the hardware profile.
     pub profile: String,
-    /// What the driver and the stack above it are taken to spend per map-and-unmap pair, in nanoseconds.
+    /// The assumed time of the driver and the stack above for each map-and-unmap pair, in nanoseconds.
     pub work_ns: f64,
-    /// How that is known.
+    /// Its source.
     #[serde(default)]
     pub work: Work,
-    /// One entry for each policy, in the order asked for.
+    /// One entry for each policy, in the requested order.
     #[serde(deserialize_with = "policies")]
     pub policies: Vec<PolicyReport>,
-    /// What measuring one call cost; it is taken off.
+    /// The measured cost of timing one call, which is subtracted.
     #[serde(skip)]
     pub timer_ns: f64,
 }
 
-/// How the CPU time is known that comes with each mapping besides protection.
+/// The source of the CPU time of a mapping besides protection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Work {
-    /// The caller named it, as all results before this one.
+    /// The caller gave it, as in all earlier results.
     #[default]
     Asked,
-    /// The recording tells how much CPU time the machine took meanwhile, but for the recorder's ([`Measured`](crate::Measured)). What
-    /// protection took, and the kernel to record, is in it.
+    /// The recording has the machine's CPU time, without the recorder's ([`Measured`](crate::Measured)). It includes the time of
+    /// protection, and of tracing.
     Measured,
-    /// All time of the recording's CPUs, for each mapping: no more can have come with it.
+    /// All time of the recording's CPUs, for each mapping: an upper bound.
     Most,
     /// The recording does not tell: a microsecond.
     Assumed,
 }
 
 impl Work {
-    /// What a recording tells of it once it was read, in nanoseconds for each mapping.
+    /// A recording's value after it was read, in nanoseconds for each mapping.
     pub fn of(summary: &Summary) -> (f64, Self) {
         if let Some(ns) = measured(summary) {
             return (ns, Self::Measured);
@@ -63,7 +63,7 @@ impl Work {
     }
 }
 
-/// The CPU time for each mapping that the machine took; of a recording that was not read to its end, for as long as that was.
+/// The machine's CPU time for each mapping; of a recording that was not read to its end, for the part that was.
 fn measured(summary: &Summary) -> Option<f64> {
     let measured = summary.measured?;
     let whole = !summary.limited && !summary.stopped;
@@ -92,52 +92,52 @@ pub struct TraceReport {
     pub cpus: u64,
     /// Bytes of all buffers mapped.
     pub bytes_mapped: u64,
-    /// Pieces of memory in them; earlier results do not say, and have 0.
+    /// Their pieces of memory; 0 in earlier results.
     #[serde(default)]
     pub pieces_mapped: u64,
-    /// From its first event to its last; earlier results do not say, and have 0.
+    /// From its first event to its last; 0 in earlier results.
     #[serde(default)]
     pub duration_ns: u64,
-    /// It has events of the IOMMU alone, so nothing tells what would be copied: policies that copy copy nothing of it.
+    /// It has only IOMMU events, so it does not tell what would be copied: copying policies copy nothing of it.
     pub iommu_only: bool,
-    /// What kinds of recording it is.
+    /// The kinds of the recording.
     #[serde(default)]
     pub recorded: Vec<Recorded>,
-    /// Mappings of which only events of the IOMMU are known: no direction.
+    /// Mappings with only IOMMU events: no direction.
     #[serde(default)]
     pub without_direction: u64,
-    /// Mappings that are not in it, but their ends are, or, where one device was asked for, may be of another.
+    /// Mappings that are not in it, but their ends are, or, if one device was selected, may be of another.
     #[serde(default)]
     pub hidden: u64,
-    /// Events that were lost while it was recorded, or that its header promises and the file has not.
+    /// Events that were lost while it was recorded, or that its header promises and the file does not have.
     #[serde(default)]
     pub missing: u64,
-    /// It tells what policies that copy would copy, but for one mapping, and one byte, in a hundred.
+    /// It tells what copying policies would copy, except at most one mapping, and one byte, in a hundred.
     #[serde(default = "yes")]
     pub copies_known: bool,
-    /// It tells the direction and the bytes of all mappings, but for one in a hundred.
+    /// It tells the direction and the bytes of all mappings, except at most one in a hundred.
     #[serde(skip, default = "yes")]
     pub directions_known: bool,
-    /// It has the mappings of all syncs, but for one in a hundred.
+    /// It has the mappings of all syncs, except at most one in a hundred.
     #[serde(skip, default = "yes")]
     pub syncs_known: bool,
-    /// It has all mappings that it shows to be, but for one in a hundred.
+    /// It has all mappings that its events show, except at most one in a hundred.
     #[serde(default = "yes")]
     pub costs_known: bool,
 }
 
-/// Earlier results do not say, and were taken for that.
+/// Default for earlier results.
 fn yes() -> bool {
     true
 }
 
 impl TraceReport {
-    /// Whether the recording tells what `mode` costs its mappings.
+    /// Whether the recording tells the cost of its mappings under `mode`.
     pub fn tells_cost_of(&self, mode: Mode) -> bool {
         self.tells_copies() || !mode.copies()
     }
 
-    /// Whether the recording tells which bytes of which pages its mappings are.
+    /// Whether the recording tells the exact bytes of its mappings.
     pub fn tells_copies(&self) -> bool {
         self.copies_known && !self.iommu_only
     }
@@ -169,47 +169,46 @@ impl From<&Summary> for TraceReport {
     }
 }
 
-/// Bytes that a device could reach although no mapping covered them, times how long, in byte-seconds.
+/// Bytes that a device could reach although no mapping covered them, times their duration, in byte-seconds.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct Exposure {
-    /// Of buffers that were unmapped.
+    /// Of unmapped buffers.
     #[serde(deserialize_with = "none_where_null")]
     pub stale_byte_s: f64,
-    /// Of whatever shares a page with a buffer.
+    /// Of other data in a buffer's page.
     #[serde(deserialize_with = "none_where_null")]
     pub neighbour_byte_s: f64,
 }
 
-/// Reads a figure that is `null` where it is not known or all memory is open: other fields say which.
+/// Reads a figure that is `null` if it is not known or all memory is open: other fields say which.
 fn none_where_null<'de, D: Deserializer<'de>>(from: D) -> Result<f64, D::Error> {
     Ok(Option::deserialize(from)?.unwrap_or_default())
 }
 
-/// What one policy cost and what it left exposed.
+/// The cost of one policy, and its exposure.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct PolicyReport {
     /// The mode's name.
     #[serde(deserialize_with = "policy")]
     pub policy: Name,
-    /// What it promises, and how it ends mappings.
+    /// Its promise, and how it ends mappings.
     #[serde(skip, default = "passthrough")]
     pub mode: Mode,
-    /// Mappings replayed: each is one map and, where the trace has it, one unmap.
+    /// Replayed mappings: each is one map and, if the trace has it, one unmap.
     pub operations: u64,
     /// Measured: the library's map call.
     pub map_ns: Figures,
     /// Measured: the library's unmap call, without the model's part in it.
     pub unmap_ns: Figures,
-    /// How many map calls took how long, what the profile makes each wait included: nanoseconds, to two significant digits,
-    /// and calls, shortest first.
+    /// A histogram of map calls with the profile's waits: nanoseconds, to two significant digits, and calls, shortest first.
     #[serde(default)]
     pub map_latency: Vec<(f64, u64)>,
-    /// The same of unmap calls. Commits that time alone asked for are none of them.
+    /// The same for unmap calls. Without commits by a timer.
     #[serde(default)]
     pub unmap_latency: Vec<(f64, u64)>,
     /// Modelled by the profile: waiting for hardware, per operation.
     pub wait_ns_per_op: f64,
-    /// Operations that one CPU can do in a second of work, measured time and modelled wait.
+    /// Operations of one CPU in a second, with work, measured time and modelled wait.
     pub ops_per_s: f64,
     /// The same as a share of passthrough's.
     pub relative_to_passthrough: Option<f64>,
@@ -217,50 +216,48 @@ pub struct PolicyReport {
     pub invalidations: u64,
     /// IOTLB misses for each access of a device (one access stays within one 4 KiB page).
     pub iotlb_misses_per_access: f64,
-    /// Page walks, for each access, that had to read more than the last table.
+    /// Page walks, for each access, that missed in the last-level walk cache.
     pub walk_cache_misses_per_access: f64,
-    /// The most address space that was taken at once: mapped, waiting for a flush, or cached.
+    /// The most address space in use: mapped, waiting for a flush, or cached.
     pub peak_iova_bytes: u64,
-    /// The most memory that page tables took.
+    /// The most memory of page tables.
     pub peak_table_bytes: u64,
-    /// The most memory that bounce buffers took.
+    /// The most memory of bounce buffers.
     pub peak_bounce_bytes: u64,
-    /// Bytes that the library copied: into bounce buffers and out of them. The same recording has the same, under all policies but
-    /// `adaptive`. `None` in earlier results.
+    /// Bytes that the library copied, into bounce buffers and out of them. The same in every replay of a recording, under all policies
+    /// except `adaptive`. `None` in earlier results.
     #[serde(default)]
     pub copied_bytes: Option<u64>,
-    /// What was exposed, as the software IOMMU saw it.
+    /// The exposure, as the software IOMMU saw it.
     pub exposure: Exposure,
-    /// The domains' own account of it, kept at run time: no less, but for its sampled clock. `None` without translation.
+    /// The domains' own count of it at run time: an upper bound, up to its sampled clock. `None` without translation.
     pub exposure_counted: Option<Exposure>,
-    /// Accesses of a well-behaved device that were refused.
+    /// Refused accesses of a well-behaved device.
     pub faults: u64,
-    /// Broken promises: memory reached after a strict unmap, or the commit of its batch, returned, or after lazy protection's window,
-    /// an access that ended in the wrong place, bytes that a copy lost or brought to the wrong place, or more exposure than
-    /// the domains counted.
+    /// Broken promises: memory reached after a strict unmap, or the commit of its batch, returned, or after lazy protection's window, an
+    /// access to the wrong address, bytes that a copy lost or misplaced, or more exposure than the domains counted.
     pub violations: u64,
-    /// What the timer costs each call, measured beside them, in nanoseconds: it is taken off.
+    /// The timer's cost for each call, measured beside them, in nanoseconds; it is subtracted.
     pub timer_ns: f64,
-    /// Map and unmap calls left out of the measured figures, because this machine interrupted them: they
-    /// seemed to take 100 us or more.
+    /// Map and unmap calls left out of the measured figures, because this machine interrupted them: they seemed to take 100 us or more.
     pub interrupted_calls: u64,
-    /// What was chosen for each device, and why, where there was a choice.
+    /// The choices for each device, and their reasons, if there was a choice.
     #[serde(skip_serializing_if = "Vec::is_empty", default)]
     pub choices: Vec<Choices>,
     /// The longest time for which anything stale could be reached.
     #[serde(skip)]
     pub longest_stale_ns: u64,
-    /// What a device found that retried everything, where one was [asked for](super::Options::retry).
+    /// The findings of a device that retried everything, if [requested](super::Options::retry).
     #[serde(skip)]
     pub in_force: Option<InForce>,
-    /// What a device found that reads and writes whatever it reaches, where one was [asked for](super::Options::paint),
-    /// and there is translation.
+    /// The findings of a device that reads and writes all memory it reaches, if [requested](super::Options::paint), and there is
+    /// translation.
     #[serde(skip)]
     pub painted: Option<Painted>,
     /// Map and unmap calls that failed.
     #[serde(skip)]
     pub failures: u64,
-    /// The first of them.
+    /// The first failure.
     #[serde(skip)]
     pub first_failure: Option<String>,
 }
@@ -269,7 +266,7 @@ fn passthrough() -> Mode {
     Mode::PASSTHROUGH
 }
 
-/// Reads what policies cost, and finds each one's mode by its name.
+/// Reads policies' results, and finds each one's mode by its name.
 fn policies<'de, D: Deserializer<'de>>(from: D) -> Result<Vec<PolicyReport>, D::Error> {
     let mut all = Vec::<PolicyReport>::deserialize(from)?;
     for policy in &mut all {

@@ -1,4 +1,4 @@
-//! A mapper whose changes are requests to somebody else: what that makes the CPU wait.
+//! A mapper that changes mappings by requests, and the CPU's waits for them.
 #![allow(unsafe_code, reason = "the trait is unsafe to implement: it makes a promise")]
 
 use std::sync::Arc;
@@ -11,10 +11,9 @@ use portcullis::percpu::{Marks, Turn};
 use portcullis::pgtable::{Attributes, MapError, Unmapped};
 use portcullis::platform::Platform;
 
-/// What takes, or keeps account of, the waits for requests.
+/// Waits for requests, or counts the waits.
 pub trait RequestWaits: Send + Sync + 'static {
-    /// Whether mappings are changed by request at all. (Else a change costs what it is measured to cost.) It never
-    /// changes.
+    /// Whether mappings change by requests at all. (Otherwise a change has its measured cost.) It never changes.
     fn by_request(&self) -> bool;
 
     /// A request to map `granules` granules was made.
@@ -24,7 +23,7 @@ pub trait RequestWaits: Send + Sync + 'static {
     fn unmapped(&self, granules: u64);
 }
 
-/// Passes changes on, and waits for them, or counts the waits, as a [`RequestWaits`] says.
+/// Passes changes on, and waits for them, or counts the waits, by a [`RequestWaits`].
 #[derive(Debug)]
 pub struct RequestMapper<M, W> {
     inner: M,
@@ -34,20 +33,20 @@ pub struct RequestMapper<M, W> {
 }
 
 impl<M: Mapper, W: RequestWaits> RequestMapper<M, W> {
-    /// `inner`, whose changes are requests with these waits.
+    /// Wraps `inner`, whose changes are requests with these waits.
     pub fn new(inner: M, waits: Arc<W>) -> Self {
         let granule = inner.geometry().page_sizes.smallest().map_or(1, |size| size.bytes());
         let by_request = waits.by_request();
         Self { inner, waits, granule, by_request }
     }
 
-    /// What makes the changes.
+    /// The wrapped mapper.
     pub fn inner(&self) -> &M {
         &self.inner
     }
 }
 
-// SAFETY: all changes and waits are `M`'s.
+// SAFETY: clauses 1 to 9 are `M`'s: each method passes its call on, or refuses a fast one.
 unsafe impl<M: Mapper, W: RequestWaits> Mapper for RequestMapper<M, W> {
     const IS_QUICK: bool = M::IS_QUICK;
     const REMOVES_WHOLES: bool = M::REMOVES_WHOLES;
@@ -73,7 +72,7 @@ unsafe impl<M: Mapper, W: RequestWaits> Mapper for RequestMapper<M, W> {
         attributes: Attributes,
         gather: &mut Gather,
     ) -> Result<(), MapError> {
-        // SAFETY: the caller's promise.
+        // SAFETY: clauses 1 to 4 of `PageTable::map` are the caller's.
         unsafe { self.inner.map(platform, range, list, attributes, gather) }?;
         if self.by_request {
             self.waits.mapped(range.len() / self.granule);
@@ -93,7 +92,7 @@ unsafe impl<M: Mapper, W: RequestWaits> Mapper for RequestMapper<M, W> {
         phys: PhysAddr,
         attributes: Attributes,
     ) -> bool {
-        // By request there is no quicker way. SAFETY: the caller's promise.
+        // By request there is no fast call. SAFETY: the clauses are the caller's.
         !self.by_request && unsafe { self.inner.map_fast(turn, range, phys, attributes) }
     }
 
@@ -105,7 +104,7 @@ unsafe impl<M: Mapper, W: RequestWaits> Mapper for RequestMapper<M, W> {
         list: impl ExactSizeIterator<Item = (PhysAddr, u64)> + Clone,
         attributes: Attributes,
     ) -> bool {
-        // As above. SAFETY: the caller's promise.
+        // As above. SAFETY: the clauses are the caller's.
         !self.by_request && unsafe { self.inner.map_list_fast(turn, range, list, attributes) }
     }
 

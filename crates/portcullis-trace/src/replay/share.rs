@@ -1,4 +1,4 @@
-//! What each policy of a replay may take of memory and of time, so that all of them stay within what there is.
+//! Each policy's share of memory and time, so that all stay within the limits.
 
 use super::ReplayError;
 use super::memory::MOST_BYTES;
@@ -6,34 +6,34 @@ use super::mode::Mode;
 use crate::budget::{self, Over};
 use crate::summary::Summary;
 
-/// Pages that all policies together follow one by one, whatever the recording's length: 128 GiB, half a minute's work.
+/// Pages that all policies together track individually, for any recording: 128 GiB, half a minute's work.
 const PAGES: u64 = 32 << 20;
 
-/// Pages that each event of a recording adds for each policy: 4 MiB, of which most recordings need a tenth.
+/// Pages that each event of a recording adds for each policy: 4 MiB, ten times what most recordings need.
 const EVENT_PAGES: u64 = 1 << 10;
 
-/// What the account of a live page takes under each policy, at the least: its place in a table, of which an eighth is empty.
+/// The least memory of a live page under each policy: its entry in a hash table that is an eighth empty.
 const PAGE_BYTES: u64 = 74;
 
-/// The part of one policy.
+/// The share of one policy.
 #[derive(Debug, Clone)]
 pub(super) struct Share {
     /// The recording's name, for errors.
     name: String,
-    /// What bytes of the recording's memory, and bounce buffers, may take.
+    /// The limit of bytes of the recording's memory, and bounce buffers.
     pub(super) bytes: u64,
-    /// Pages that were followed, and those that may be.
+    /// Pages tracked so far, and the limit.
     pub(super) pages: u64,
     pub(super) most: u64,
-    /// Things that were looked at because time went by.
+    /// Timer checks.
     looks: u64,
     /// Policies.
     policies: u64,
-    /// Pages of mappings that are alive.
+    /// Pages of live mappings.
     pub(super) live: u64,
 }
 
-/// What is alive, for errors.
+/// The live objects, for errors.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Alive {
     pub(super) line: u64,
@@ -42,25 +42,25 @@ pub(super) struct Alive {
 }
 
 impl Share {
-    /// An equal part for each of `modes`.
+    /// An equal share for each of `modes`.
     pub(super) fn of(modes: &[Mode], summary: &Summary) -> Self {
         let copying = modes.iter().filter(|mode| mode.copies()).count().max(1) as u64;
-        // The other half is for the account of pages, devices and mappings.
+        // The other half is for tracking pages, devices and mappings.
         let bytes = (budget::limit() / 2 / copying).min(MOST_BYTES);
         let policies = modes.iter().filter(|mode| mode.is_replayed()).count().max(1) as u64;
         let most = PAGES / policies;
         Self { name: summary.name.clone(), bytes, pages: 0, most, looks: 0, policies, live: 0 }
     }
 
-    /// An event comes for which there must be memory.
+    /// Checks the memory for an event.
     #[inline]
     pub(super) fn event(&mut self, alive: impl FnOnce() -> Alive) -> Result<(), ReplayError> {
         self.most = self.most.saturating_add(EVENT_PAGES);
         budget::check().map_err(|over| self.memory(alive(), over))
     }
 
-    /// A mapping of `pages` pages is to be made, by this policy and by all others: whether there is memory for it is known before
-    /// the first of them spends its time on it.
+    /// A mapping of `pages` pages is about to be made, by this policy and all others: checks the memory for all before the first of them
+    /// spends time on it.
     #[inline]
     pub(super) fn map(&mut self, pages: u64, alive: impl FnOnce() -> Alive) -> Result<(), ReplayError> {
         self.live = self.live.saturating_add(pages);
@@ -81,13 +81,13 @@ impl Share {
     /// There is no room for `wanted` bytes.
     pub(super) fn no_bytes(&self, line: u64, policy: &'static str, wanted: u64) -> ReplayError {
         let (most, limit) = (self.bytes, budget::limit());
-        // A quarter of a part is not for the recording's memory, and another may be in use.
+        // A quarter of a share is not for the recording's memory, and another may be in use.
         let enough = |next: u64| most < MOST_BYTES && most.saturating_mul(next / limit) / 2 >= wanted;
         let memory = budget::more(limit, enough).filter(|_| wanted <= MOST_BYTES / 2);
         ReplayError::TooManyBytes { name: self.name.clone(), line, policy, wanted, most, memory }
     }
 
-    /// `pages` pages are to be followed one by one.
+    /// Counts `pages` individually tracked pages.
     #[inline]
     pub(super) fn follow(&mut self, line: u64, pages: u64) -> Result<(), ReplayError> {
         self.pages = self.pages.saturating_add(pages);
@@ -97,7 +97,7 @@ impl Share {
         Err(ReplayError::TooManyPages { name: self.name.clone(), line, pages: self.pages, most: self.most })
     }
 
-    /// `number` things were looked at because time went by: eight take as long as a page.
+    /// Counts `number` timer checks: eight take as long as a page.
     pub(super) fn look(&mut self, line: u64, number: u64) -> Result<(), ReplayError> {
         self.looks += number;
         let pages = self.looks / 8;
@@ -126,7 +126,7 @@ mod tests {
     /// 74 bytes for each live page under each policy.
     #[test]
     fn the_account_of_live_pages_is_of_all_policies_and_ends_with_them() {
-        // So much that it changes nothing for other tests.
+        // Large enough not to affect other tests.
         let limit = 1 << 40;
         budget::set_limit(limit);
         let pages = 1 << 32;
@@ -159,7 +159,7 @@ mod tests {
         assert_eq!((name.as_str(), line, pages, most), ("t", 4, 3, 2));
         share.event(|| ALIVE).unwrap();
         assert_eq!((share.pages, share.most), (3, 2 + 1024));
-        // Eight looks are a page, and what is left over counts with the next.
+        // Eight checks are a page, and a remainder counts with the next.
         for (looks, pages) in [(7, 3), (1, 4), (20, 6), (3, 6), (1, 7)] {
             share.look(5, looks).unwrap();
             assert_eq!(share.pages, pages, "{looks} more");

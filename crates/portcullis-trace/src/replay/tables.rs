@@ -1,5 +1,5 @@
-//! Page tables of whichever format was asked for. A domain and its queues are compiled once, for all of them: a call tells the
-//! formats apart by a branch that always goes the same way, and no call goes through a pointer.
+//! Page tables of any requested format. A domain and its queues are compiled once, for all of them: a call selects the format by a
+//! well-predicted branch, without a function pointer.
 #![allow(unsafe_code, reason = "the trait is unsafe to implement: it makes a promise")]
 
 use std::sync::Arc;
@@ -31,7 +31,7 @@ macro_rules! formats {
             }
         })*
 
-        /// Calls what the tables are.
+        /// Calls the tables of the selected format.
         macro_rules! on_tables {
             ($tables:expr, $inner:ident => $call:expr) => {
                 match $tables {
@@ -59,7 +59,7 @@ impl Tables {
     }
 }
 
-// SAFETY: all changes and waits are those of the tables.
+// SAFETY: clauses 1 to 9 are the tables': each method passes its call on.
 unsafe impl Mapper for Tables {
     const IS_QUICK: bool = true;
 
@@ -83,7 +83,7 @@ unsafe impl Mapper for Tables {
         attributes: Attributes,
         gather: &mut Gather,
     ) -> Result<(), MapError> {
-        // SAFETY: the caller's promise.
+        // SAFETY: clauses 1 to 4 of `PageTable::map` are the caller's.
         on_tables!(self, tables => unsafe { tables.map(platform, range, list, attributes, gather) })
     }
 
@@ -99,7 +99,7 @@ unsafe impl Mapper for Tables {
         phys: PhysAddr,
         attributes: Attributes,
     ) -> bool {
-        // SAFETY: the caller's promise.
+        // SAFETY: the clauses of `PageTable::map` are the caller's.
         on_tables!(self, tables => unsafe { tables.map_fast(turn, range, phys, attributes) })
     }
 
@@ -111,7 +111,7 @@ unsafe impl Mapper for Tables {
         list: impl ExactSizeIterator<Item = (PhysAddr, u64)> + Clone,
         attributes: Attributes,
     ) -> bool {
-        // SAFETY: the caller's promise.
+        // SAFETY: the clauses of `PageTable::map` are the caller's.
         on_tables!(self, tables => unsafe { tables.map_list_fast(turn, range, list, attributes) })
     }
 

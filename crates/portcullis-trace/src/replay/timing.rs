@@ -1,13 +1,12 @@
-//! Measuring calls of some nanoseconds: the processor's time stamp counter, less what reading it costs, into
-//! a histogram.
+//! Times calls of some nanoseconds: the processor's time stamp counter, minus the cost of reading it, in a histogram.
 
 use hdrhistogram::Histogram;
 use quanta::Clock;
 
-/// A clock with its own cost known.
+/// A clock with known cost.
 ///
-/// It is as fine as the processor's counter: on some machines that advances in steps of 10 ns, so that single
-/// calls come out as multiples of that. Means are finer.
+/// Its resolution is that of the processor's counter: on some machines that advances in steps of 10 ns, so that single calls are multiples
+/// of that. Means are finer.
 #[derive(Debug, Clone)]
 pub struct Timer {
     clock: Clock,
@@ -16,8 +15,7 @@ pub struct Timer {
 }
 
 impl Timer {
-    /// Measures what measuring costs: the mean of the middle half of many empty measurements. Takes a few
-    /// milliseconds.
+    /// Calibrates the cost of measuring: the mean of the middle half of many empty measurements. Takes a few milliseconds.
     pub fn calibrated() -> Self {
         const SAMPLES: usize = 20_000;
         let clock = Clock::new();
@@ -35,9 +33,8 @@ impl Timer {
         Self { clock, overhead_ticks, ns_per_tick }
     }
 
-    /// The same clock, with the cost that `empty` measurements of nothing found: their mean without the hundredth that took
-    /// longest. Calls are measured between other work, where reading the counter may take longer than it did many times in a
-    /// row. A few measurements change nothing.
+    /// The same clock, with the cost of the measurements in `empty`: their mean without the slowest hundredth. Calls are measured between
+    /// other work, where reading the counter may take longer than in a tight loop. A few measurements change nothing.
     pub fn less(&self, empty: &Samples) -> Self {
         const ENOUGH: u64 = 100;
         let overhead_ticks = if empty.count() < ENOUGH { self.overhead_ticks } else { empty.usual_ticks() };
@@ -49,12 +46,12 @@ impl Timer {
         self.clock.raw()
     }
 
-    /// Ticks from `start` until now, the cost of finding out included.
+    /// Ticks since `start`, including the cost of reading.
     pub fn since(&self, start: u64) -> u64 {
         self.clock.raw().saturating_sub(start)
     }
 
-    /// What one measurement costs, in whole ticks.
+    /// The cost of one measurement, in whole ticks.
     pub fn overhead_ticks(&self) -> u64 {
         self.overhead_ticks.round() as u64
     }
@@ -69,21 +66,21 @@ impl Timer {
         ticks as f64 * self.ns_per_tick
     }
 
-    /// `ticks` that hold the cost of `measurements`, as nanoseconds without it.
+    /// `ticks` with the cost of `measurements`, in nanoseconds without it.
     fn net_ns(&self, ticks: f64, measurements: u64) -> f64 {
         (ticks - self.overhead_ticks * measurements as f64).max(0.0) * self.ns_per_tick
     }
 }
 
-/// A call that seems to take longer was interrupted: the library's own worst case is some microseconds, while
-/// a machine that is shared takes a thread off its CPU for milliseconds, which would swamp the mean.
+/// A call that seems to take longer was interrupted: the library's worst case is some microseconds, while a shared machine preempts a
+/// thread for milliseconds, which would dominate the mean.
 pub const INTERRUPTED_NS: f64 = 100_000.0;
 
-/// What calls of one kind took.
+/// The times of calls of one kind.
 #[derive(Debug, Clone)]
 pub struct Samples {
     histogram: Histogram<u64>,
-    /// The same with the waits that a profile adds to each call, to two significant digits.
+    /// The same with the profile's waits of each call, to two significant digits.
     latency: Histogram<u64>,
     ns_per_tick: f64,
     total_ticks: u64,
@@ -105,7 +102,7 @@ pub struct Figures {
 }
 
 impl Samples {
-    /// No calls yet. Values are kept to three significant digits.
+    /// Without calls. Values have three significant digits.
     pub fn new(timer: &Timer) -> Self {
         let histogram = Histogram::new_with_max(1 << 40, 3).expect("the bounds are constants that fit");
         let latency = Histogram::new_with_max(1 << 40, 2).expect("the bounds are constants that fit");
@@ -114,14 +111,12 @@ impl Samples {
         Self { histogram, latency, ns_per_tick, total_ticks: 0, most_ticks, interrupted: 0 }
     }
 
-    /// Adds a call that took `ticks`, the cost of measuring it included. One of [`INTERRUPTED_NS`] or more
-    /// is only counted.
+    /// Adds a call of `ticks`, including the cost of measuring it. One of [`INTERRUPTED_NS`] or more is only counted.
     pub fn record(&mut self, ticks: u64) {
         self.record_with_wait(ticks, 0.0);
     }
 
-    /// The same for a call that hardware would have made `wait_ns` nanoseconds longer. They are in [`Self::latency`], and in no
-    /// other figure.
+    /// The same for a call that hardware would have prolonged by `wait_ns` nanoseconds. Only [`Self::latency`] includes them.
     pub fn record_with_wait(&mut self, ticks: u64, wait_ns: f64) {
         if ticks >= self.most_ticks {
             self.interrupted += 1;
@@ -132,8 +127,7 @@ impl Samples {
         self.total_ticks = self.total_ticks.saturating_add(ticks);
     }
 
-    /// Adds `ticks`, net of what measuring them cost, that belong to all the calls and to none by itself: to the
-    /// mean alone.
+    /// Adds `ticks`, without the cost of measuring them, to the calls as a whole: only to the mean.
     pub fn add_to_all(&mut self, ticks: u64) {
         if ticks < self.most_ticks {
             self.total_ticks = self.total_ticks.saturating_add(ticks);
@@ -142,7 +136,7 @@ impl Samples {
         }
     }
 
-    /// The mean number of ticks, the cost of measuring them included, but for the hundredth that took longest.
+    /// The mean ticks, including the cost of measuring, without the slowest hundredth.
     fn usual_ticks(&self) -> f64 {
         let longest = self.histogram.value_at_quantile(0.99);
         let usual = || self.histogram.iter_recorded().filter(|step| step.value_iterated_to() <= longest);
@@ -152,30 +146,29 @@ impl Samples {
         ticks / count.max(1) as f64
     }
 
-    /// How many calls are in the figures.
+    /// Calls in the figures.
     pub fn count(&self) -> u64 {
         self.histogram.len()
     }
 
-    /// How many calls are not, since the machine interrupted them.
+    /// Interrupted calls, which are left out.
     pub fn interrupted(&self) -> u64 {
         self.interrupted
     }
 
-    /// What they took together, in nanoseconds, the timer's cost taken off.
+    /// Their total, in nanoseconds, without the timer's cost.
     pub fn total_ns(&self, timer: &Timer) -> f64 {
         timer.net_ns(self.total_ticks as f64, self.count())
     }
 
-    /// The figures, the timer's cost taken off; all 0 where there was no call.
+    /// The figures, without the timer's cost; all 0 without calls.
     pub fn figures(&self, timer: &Timer) -> Figures {
         let quantile = |quantile| timer.net_ns(self.histogram.value_at_quantile(quantile) as f64, 1);
         let mean = self.total_ns(timer) / self.count().max(1) as f64;
         Figures { mean, p50: quantile(0.5), p99: quantile(0.99), p99_99: quantile(0.9999) }
     }
 
-    /// How many calls took how long, their waits included and the timer's cost taken off: nanoseconds, to two significant
-    /// digits, and calls, shortest first.
+    /// A histogram with waits, without the timer's cost: nanoseconds, to two significant digits, and calls, shortest first.
     pub fn latency(&self, timer: &Timer) -> Vec<(f64, u64)> {
         let mut steps: Vec<(f64, u64)> = Vec::new();
         for step in self.latency.iter_recorded() {
@@ -193,7 +186,7 @@ impl Samples {
 mod tests {
     use super::*;
 
-    /// By a timer of half a nanosecond a tick, whose measurements cost 20 ticks.
+    /// With a timer of half a nanosecond a tick, whose measurements cost 20 ticks.
     #[test]
     fn figures_are_of_the_ticks_without_what_measuring_cost() {
         let timer = Timer { clock: Clock::new(), overhead_ticks: 20.0, ns_per_tick: 0.5 };
@@ -204,7 +197,7 @@ mod tests {
             samples.record(ticks);
         }
         samples.record_with_wait(70, 15.0);
-        // All calls' share counts for the mean alone, and what was interrupted for nothing.
+        // The common part counts only for the mean, and interrupted calls for nothing.
         samples.add_to_all(11);
         samples.add_to_all(199_999);
         samples.add_to_all(200_000);
@@ -226,7 +219,7 @@ mod tests {
         );
     }
 
-    /// A timer agrees with the system's clock, at any length of its ticks.
+    /// A timer agrees with the system's clock, at any tick length.
     #[test]
     fn a_timer_counts_as_long_as_it_takes() {
         let timer = Timer::calibrated();
@@ -236,7 +229,7 @@ mod tests {
         let least = inner.elapsed().as_nanos() as f64;
         let ns = timer.ns_of(timer.since(start));
         let most = outer.elapsed().as_nanos() as f64;
-        // Twice as much, or half, is no time that a busy machine takes from one of the clocks and not from the other.
+        // Even a busy machine does not double or halve only one of the clocks.
         assert!(least / 2.0 <= ns && ns <= most * 2.0, "{least} {ns} {most}");
     }
 
@@ -248,7 +241,7 @@ mod tests {
         (0..49).for_each(|_| empty.record(50));
         assert_eq!(timer.less(&empty).overhead_ns(), 5.0, "99 are few");
         empty.record(1_000);
-        // Without the hundredth that took longest.
+        // Without the slowest hundredth.
         let mean = (50.0 * 30.0 + 49.0 * 50.0) / 99.0;
         let less = timer.less(&empty);
         assert!((less.overhead_ticks - mean).abs() < 1e-9 && less.ns_per_tick == 0.25, "{less:?}");

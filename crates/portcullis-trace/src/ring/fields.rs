@@ -1,12 +1,12 @@
-//! An event's bytes to the line that the kernel prints of it, but for what a replay does not need: flags of allocations, and kernel
-//! addresses, of which is told only whether there is one.
+//! Formats an event's bytes as the kernel's line, except what a replay does not need: allocation flags, and kernel addresses, which are
+//! only null or not.
 
 use std::io::Write;
 
 use super::format::{Event, Field, Formats, Kind};
 use super::page::{Entry, number};
 
-/// Entries of a list that the kernel records at most.
+/// The most list entries that the kernel records.
 const MOST_ENTRIES: u64 = 128;
 
 /// The names of `attrs`, by bit (Linux's `include/linux/dma-mapping.h`).
@@ -24,12 +24,12 @@ const ATTRIBUTES: [(u32, &str); 10] = [
 ];
 
 impl Formats {
-    /// Writes the line of `entry`, which CPU `cpu` recorded, with its newline. An event that is not known gets no line; `false` then.
+    /// Writes the line of `entry`, of CPU `cpu`, with its newline. Returns `false`, and writes nothing, for an unknown event.
     pub fn write_line(&self, cpu: u32, entry: Entry<'_>, out: &mut Vec<u8>) -> bool {
         let id = number(entry.data, 0, 2).and_then(|id| u16::try_from(id).ok());
         let Some(event) = id.and_then(|id| self.events.get(&id)) else { return false };
         let read = Read { event, data: entry.data };
-        // A process's number is signed, and printed so.
+        // A process number is signed, and printed so.
         let pid = read.number("common_pid").unwrap_or(0) as u32 as i32;
         let (s, ns) = (entry.time_ns / 1_000_000_000, entry.time_ns % 1_000_000_000);
         // Writing to a vector cannot fail.
@@ -57,7 +57,7 @@ impl<'a> Read<'a> {
         number(self.data, field.offset, field.size)
     }
 
-    /// What a field tells the place of: its length is in the upper half.
+    /// The bytes that a location field names: its upper half is the length.
     fn located(&self, field: &Field) -> Option<&'a [u8]> {
         let word = number(self.data, field.offset, 4)?;
         let base = if field.relative { field.offset + 4 } else { 0 };
@@ -167,7 +167,7 @@ impl<'a> Read<'a> {
         };
     }
 
-    /// ` nents=2/2`: entries recorded, and entries that there were.
+    /// ` nents=2/2`: entries recorded, and all entries.
     fn counts(&self, name: &str, key: &str, out: &mut Vec<u8>) {
         if let Some(full) = self.number(name) {
             let _ = write!(out, " {key}={}/{full}", full.min(MOST_ENTRIES));

@@ -1,10 +1,10 @@
-//! The `format` files of tracefs: where in an event's bytes its fields are.
+//! The `format` files of tracefs: the layout of events.
 
 use rustc_hash::FxHashMap;
 
 use super::page::Head;
 
-/// Why a file of tracefs's is not what was expected.
+/// Why a file of tracefs is not understood.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error(
     "{file} has no {what}: this kernel describes its trace buffers in another way than any that is known"
@@ -12,20 +12,20 @@ use super::page::Head;
 pub struct FormatError {
     /// The file.
     pub file: String,
-    /// What is missing in it.
+    /// What it lacks.
     pub what: &'static str,
 }
 
-/// What a field holds.
+/// The type of a field.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Kind {
     /// A number of 1, 2, 4 or 8 bytes.
     Number,
-    /// Where in the event a text is.
+    /// The location of a text.
     Text,
-    /// Where in the event numbers of so many bytes are.
+    /// The location of a list of numbers of this many bytes.
     List(usize),
-    /// What no event that matters has.
+    /// A type that no relevant event has.
     Other,
 }
 
@@ -36,11 +36,11 @@ pub(super) struct Field {
     pub(super) kind: Kind,
     pub(super) offset: usize,
     pub(super) size: usize,
-    /// The place that it tells counts from behind the field, not from the event's beginning.
+    /// Its location counts from behind the field, not from the event's beginning.
     pub(super) relative: bool,
 }
 
-/// An event that was switched on.
+/// An enabled event.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Event {
     pub(super) system: String,
@@ -54,7 +54,7 @@ impl Event {
     }
 }
 
-/// What the kernel says of its pages and events.
+/// The kernel's descriptions of pages and events.
 ///
 /// ```
 /// use portcullis_trace::ring::Formats;
@@ -74,10 +74,10 @@ pub struct Formats {
 }
 
 impl Formats {
-    /// Reads `header_page`, the text of `events/header_page`.
+    /// Parses `header_page`, the text of `events/header_page`.
     ///
     /// # Errors
-    /// [`FormatError`] where it does not say where a page's time, its length and its events are.
+    /// [`FormatError`] if it lacks the place of a page's time, length or events.
     pub fn new(header_page: &str) -> Result<Self, FormatError> {
         let missing = |what| FormatError { file: "events/header_page".into(), what };
         let place = |name: &'static str, what| {
@@ -93,10 +93,10 @@ impl Formats {
         Ok(Self { head: Head { time, commit, commit_size, data }, events: FxHashMap::default() })
     }
 
-    /// Adds an event of `system`, of which `text` is the file `format`.
+    /// Adds an event of `system` with the `format` file `text`.
     ///
     /// # Errors
-    /// [`FormatError`] where it has no name or number.
+    /// [`FormatError`] if it has no name or number.
     pub fn add(&mut self, system: &str, text: &str) -> Result<(), FormatError> {
         let line = |key: &str| text.lines().find_map(|line| line.strip_prefix(key)).map(str::trim);
         let missing = |name: &str, what| FormatError { file: format!("events/{system}/{name}/format"), what };
@@ -132,7 +132,7 @@ fn field(line: &str) -> Option<Field> {
     Some(Field { name, kind: kind_of, offset, size, relative: kind.starts_with("__rel_loc ") })
 }
 
-/// Bytes of a number of this type, where lists have such numbers.
+/// Bytes of a list's element type, if it is supported.
 fn width(kind: &str) -> Option<usize> {
     match kind {
         "u64" | "dma_addr_t" | "phys_addr_t" | "unsigned long" | "size_t" => Some(8),

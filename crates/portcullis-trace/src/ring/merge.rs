@@ -1,8 +1,8 @@
-//! The CPUs' pages to one text in the order of time.
+//! Merges the CPUs' pages into one text in timestamp order.
 //!
-//! A recorder reads the CPUs' buffers in *rounds*: in each it empties all, one after the other. What it has read two rounds ago happened
-//! before anything that it will read in the next, whatever the clocks: so an event waits for one round more than its own, and no
-//! clock but the events' is needed.
+//! A recorder reads the CPUs' buffers in *rounds*: in each it empties all, one after the other. Events read two rounds ago happened before
+//! anything that the next round will read, whatever the clocks: so an event waits for one round more than its own, and no clock but the
+//! events' is needed.
 //!
 //! # Cost
 //! Memory for the text of two rounds.
@@ -12,24 +12,24 @@ use std::io::Write;
 use super::format::Formats;
 use crate::parse::MAX_CPU;
 
-/// A line that waits, or two: the loss before it stands in front.
+/// A waiting line, or two: with a loss in front.
 #[derive(Debug, Clone, Copy)]
 struct Waiting {
     time_ns: u64,
-    /// Where in the text it is.
+    /// Its offset in the text.
     start: usize,
     end: usize,
 }
 
-/// Puts lines in the order of time.
+/// Sorts lines by timestamp.
 #[derive(Debug)]
 pub struct Merge {
     formats: Formats,
     text: Vec<u8>,
     waiting: Vec<Waiting>,
-    /// The latest time of what was read before this round.
+    /// The latest time before this round.
     before_ns: Option<u64>,
-    /// The latest time of all.
+    /// The latest time.
     latest_ns: Option<u64>,
     /// The latest time of each CPU.
     cpus: Vec<u64>,
@@ -57,12 +57,12 @@ impl Merge {
         self.events
     }
 
-    /// Events that were lost, as far as the kernel says.
+    /// Lost events, as far as the kernel says.
     pub fn lost(&self) -> u64 {
         self.lost
     }
 
-    /// Adds a page of `cpu`, which comes behind those of this CPU that were added before.
+    /// Adds a page of `cpu`, which comes behind its earlier ones.
     pub fn page(&mut self, cpu: u32, page: &[u8]) {
         let at = cpu.min(MAX_CPU) as usize;
         if at >= self.cpus.len() {
@@ -77,7 +77,7 @@ impl Merge {
             if lost > 0 {
                 loss(cpu, std::mem::take(&mut lost), text);
             }
-            // Time does not run back on one CPU, and a line's time is what a reader sees.
+            // Time is monotonic on one CPU, and a reader sees a line's time.
             *own_ns = entry.time_ns.max(*own_ns);
             formats.write_line(cpu, super::Entry { time_ns: *own_ns, ..entry }, text);
             if text.len() > start {
@@ -97,7 +97,7 @@ impl Merge {
         self.latest_ns = self.latest_ns.max(Some(*own_ns));
     }
 
-    /// So many events were read and thrown away.
+    /// Counts events that were read and dropped.
     pub fn skip(&mut self, events: u64) {
         if events > 0 {
             self.lost = self.lost.saturating_add(events);
@@ -107,8 +107,7 @@ impl Merge {
         }
     }
 
-    /// Adds an event of no meaning, at `time_ns` of the events' clock, which is now: so that a reader learns that time goes on while
-    /// nothing happens.
+    /// Adds a meaningless event at `time_ns` of the events' clock, which is now: so a reader sees time pass while nothing happens.
     pub fn tick(&mut self, time_ns: u64) {
         let start = self.text.len();
         let (s, ns) = (time_ns / 1_000_000_000, time_ns % 1_000_000_000);
@@ -118,22 +117,22 @@ impl Merge {
         self.latest_ns = self.latest_ns.max(Some(time_ns));
     }
 
-    /// All CPUs' buffers have been emptied once more: what is now in order goes to `out`.
+    /// All CPUs' buffers have been emptied once more: appends sorted events to `out`.
     pub fn round(&mut self, out: &mut Vec<u8>) {
         let due = self.before_ns;
         self.before_ns = self.latest_ns;
         self.give(due, out);
     }
 
-    /// Nothing more comes.
+    /// The end: appends the rest.
     pub fn finish(&mut self, out: &mut Vec<u8>) {
         self.give(Some(u64::MAX), out);
     }
 
-    /// Gives out what happened until `due_ns`.
+    /// Emits events up to `due_ns`.
     fn give(&mut self, due_ns: Option<u64>, out: &mut Vec<u8>) {
         let Some(due_ns) = due_ns else { return };
-        // Those of one time, and of one CPU, stay in their order.
+        // Events of one time, and of one CPU, keep their order.
         self.waiting.sort_by_key(|line| line.time_ns);
         let due = self.waiting.partition_point(|line| line.time_ns <= due_ns);
         for line in self.waiting.drain(..due) {

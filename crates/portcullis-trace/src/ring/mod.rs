@@ -1,12 +1,11 @@
-//! The kernel's ring buffers, as `per_cpu/cpuN/trace_pipe_raw` hands them out, to the text that the kernel would print.
+//! The kernel's ring buffers, from `per_cpu/cpuN/trace_pipe_raw`, to the text that the kernel would print.
 //!
-//! The kernel formats nothing: a recorder reads whole pages, and makes text of them when it has the time. [`Formats`] knows where the
-//! fields of an event are (from tracefs's own `format` files) and writes an event as a line. [`Merge`] puts the CPUs' events in the
-//! order of time.
+//! The kernel formats nothing: a recorder reads whole pages, and formats them later. [`Formats`] knows the layout of events (from tracefs's
+//! own `format` files) and writes an event as a line. [`Merge`] sorts the CPUs' events by timestamp.
 //!
 //! # Guarantees
-//! No page makes this module panic, or take more memory than some times its size: what does not fit in a page is left out and counted
-//! as lost. Pages have the byte order of this machine.
+//! No page makes this module panic, or take more memory than a few times its size: it drops what does not fit in a page, and counts it as
+//! lost. Pages have this machine's byte order.
 
 mod fields;
 mod format;

@@ -1,24 +1,24 @@
-//! One page of a CPU's ring buffer: its events, and how many were lost before them.
+//! One page of a CPU's ring buffer: its events, and the loss before them.
 //!
 //! The layout is that of `struct buffer_data_page` and `struct ring_buffer_event` (Linux's `kernel/trace/ring_buffer.c` and
-//! `include/linux/ring_buffer.h`): a time, a length, and events that tell how many nanoseconds after the one before they happened.
+//! `include/linux/ring_buffer.h`): a time, a length, and events with their nanoseconds after the previous one.
 
 use super::format::Formats;
 
 /// Events were lost before this page.
 const MISSED: u64 = 1 << 31;
-/// Their number stands behind the page's events.
+/// Their number follows the page's events.
 const MISSED_STORED: u64 = 1 << 30;
 
-/// Kinds of entries that are no data.
+/// Types of entries without data.
 const PADDING: u32 = 29;
 const TIME_EXTEND: u32 = 30;
 const TIME_STAMP: u32 = 31;
 
-/// Bits of time in an entry's head.
+/// Time bits of an entry's header.
 const TIME_BITS: u32 = 27;
 
-/// Where in a page what is.
+/// The layout of a page.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Head {
     pub(super) time: usize,
@@ -27,25 +27,25 @@ pub(super) struct Head {
     pub(super) data: usize,
 }
 
-/// An event's bytes, and when it happened.
+/// An event's bytes, and its time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Entry<'a> {
-    /// Nanoseconds on the clock that was chosen.
+    /// Nanoseconds on the chosen clock.
     pub time_ns: u64,
     /// The event's own bytes.
     pub data: &'a [u8],
 }
 
-/// What a page held.
+/// The contents of a page.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Page {
     /// Events.
     pub events: u64,
-    /// Events that the kernel lost before them, at least; one where it says that some were, and not how many.
+    /// Events that the kernel lost before them, at least; one if it does not say how many.
     pub lost: u64,
-    /// The page does not end as it says: what is behind this cannot be read.
+    /// The page is truncated: the rest cannot be read.
     pub damaged: bool,
-    /// When the last event happened, on the events' clock; 0 without one.
+    /// The time of the last event, on the events' clock; 0 without one.
     pub last_ns: u64,
 }
 
@@ -61,7 +61,7 @@ pub(super) fn number(bytes: &[u8], at: usize, size: usize) -> Option<u64> {
     })
 }
 
-/// An entry's kind, and its time since the one before.
+/// An entry's type, and its time since the previous one.
 fn kind_and_time(head: u32) -> (u32, u64) {
     if cfg!(target_endian = "big") {
         (head >> TIME_BITS, u64::from(head & ((1 << TIME_BITS) - 1)))
@@ -71,7 +71,7 @@ fn kind_and_time(head: u32) -> (u32, u64) {
 }
 
 impl Formats {
-    /// How many events were lost before `page`, without its events.
+    /// Events lost before `page`, without its events.
     pub fn lost_before(&self, page: &[u8]) -> u64 {
         let Some(commit) = number(page, self.head.commit, self.head.commit_size) else { return 0 };
         if commit & MISSED == 0 {
@@ -88,7 +88,7 @@ impl Formats {
         number(page, self.head.commit, self.head.commit_size).is_none_or(|commit| length(commit) == 0)
     }
 
-    /// `page` without what follows its last event.
+    /// `page` up to its last event.
     pub fn used<'a>(&self, page: &'a [u8]) -> &'a [u8] {
         let Some(commit) = number(page, self.head.commit, self.head.commit_size) else { return page };
         let stored = if commit & MISSED_STORED == 0 { 0 } else { self.head.commit_size };
@@ -96,12 +96,12 @@ impl Formats {
         page.get(..end).unwrap_or(page)
     }
 
-    /// What [`events`](Self::events) returns, without a look at the events themselves.
+    /// The result of [`events`](Self::events), without the events themselves.
     pub fn count(&self, page: &[u8]) -> Page {
         self.events(page, |_| ())
     }
 
-    /// Shows `visit` the events of `page`, in their order.
+    /// Passes the events of `page` to `visit`, in order.
     pub fn events<'a>(&self, page: &'a [u8], mut visit: impl FnMut(Entry<'a>)) -> Page {
         let mut read = Page { lost: self.lost_before(page), ..Page::default() };
         let head = (number(page, self.head.time, 8), number(page, self.head.commit, self.head.commit_size));
@@ -121,7 +121,7 @@ impl Formats {
             };
             rest = after;
             match kind {
-                // One that was thrown away has a time, which is 1 where it had none.
+                // A discarded event has a time, which is 1 if it had none.
                 PADDING if since == 0 => break,
                 PADDING => time_ns = time_ns.wrapping_add(if since == 1 { 0 } else { since }),
                 TIME_STAMP => time_ns = since,
@@ -138,15 +138,15 @@ impl Formats {
     }
 }
 
-/// How many bytes of events there are.
+/// Bytes of all events.
 fn length(commit: u64) -> usize {
     (commit & (MISSED_STORED - 1)) as usize
 }
 
-/// An entry, and what follows it.
+/// An entry, and the rest.
 struct Step<'a> {
     kind: u32,
-    /// Nanoseconds since the one before; of a time stamp, since the clock began.
+    /// Nanoseconds since the previous one; for a time stamp, since the clock began.
     since: u64,
     data: &'a [u8],
     after: &'a [u8],

@@ -1,4 +1,4 @@
-//! What the tests share: reading a text to its end, and replaying it.
+//! Shared by tests: reading a text to its end, and replaying it.
 #![allow(dead_code, reason = "each test program uses its own part")]
 
 use std::path::{Path, PathBuf};
@@ -17,12 +17,12 @@ pub fn run(name: &str, text: &[u8], options: &Options) -> Report {
     report
 }
 
-/// What `report` says of the policy `name`.
+/// The results of the policy `name` in `report`.
 pub fn policy<'a>(report: &'a Report, name: &str) -> &'a PolicyReport {
     report.policies.iter().find(|policy| policy.policy == name).unwrap()
 }
 
-/// The traces in the folder that `PORTCULLIS_TRACES` names, in order; `None` where it names none, which is said.
+/// The traces in the folder of `PORTCULLIS_TRACES`, in order; prints a note and returns `None` without it.
 pub fn traces() -> Option<Vec<PathBuf>> {
     let Some(folder) = std::env::var_os("PORTCULLIS_TRACES") else {
         println!("skipped: PORTCULLIS_TRACES names no folder with traces");
@@ -139,7 +139,7 @@ pub fn sample() -> String {
     on_cpu0(&events)
 }
 
-/// All modes but those that are an account alone.
+/// All modes that are replayed.
 pub fn replayed_modes() -> Vec<Mode> {
     Mode::ALL.into_iter().filter(|mode| mode.is_replayed()).collect()
 }

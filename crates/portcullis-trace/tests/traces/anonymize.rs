@@ -1,4 +1,4 @@
-//! A recording without what is private in it replays to the same figures.
+//! A recording without private data replays to the same figures.
 
 use std::collections::BTreeSet;
 
@@ -14,7 +14,7 @@ pub fn anonymized(bytes: &[u8]) -> Vec<u8> {
     out
 }
 
-/// The figures of a replay that no clock of this machine has a part in. (What `adaptive` does depends on measured times.)
+/// The figures of a replay that do not depend on this machine's clock. (`adaptive` does depend on measured times.)
 fn figures(bytes: &[u8]) -> String {
     let mut options = Options::new(Profile::load("vtd").unwrap());
     options.policies.retain(|mode| *mode != Mode::Adaptive);
@@ -24,7 +24,7 @@ fn figures(bytes: &[u8]) -> String {
     figures_of(&replay(&mut trace, &options, |_| ()).unwrap())
 }
 
-/// The figures of `report` that no clock of this machine has a part in.
+/// The figures of `report` that do not depend on this machine's clock.
 pub fn figures_of(report: &Report) -> String {
     let (t, mut text) = (&report.trace, String::new());
     text +=
@@ -51,7 +51,7 @@ fn an_anonymized_recording_replays_to_the_same_figures() {
     }
 }
 
-/// Names as the kernel has them stay, as a replay needs some of them; other text goes.
+/// The kernel's names stay, because a replay needs some of them; other text is removed.
 #[test]
 fn attributes_are_names_of_the_kernel_or_nothing() {
     let map = |attrs: &str| {
@@ -126,7 +126,7 @@ fn what_a_reader_passes_over_keeps_its_place() {
     assert_eq!(after.duration_ns(), before.duration_ns());
 }
 
-/// An event that names the last byte there is, of memory or for devices, stays; one that goes a byte beyond keeps its place alone.
+/// An event at the last possible byte, of memory or of device addresses, stays; one that ends a byte beyond keeps only its place.
 #[test]
 fn what_ends_where_addresses_end_stays() {
     let page = |size: u64, dma: u64, phys: u64| {
@@ -180,7 +180,7 @@ fn what_ends_where_addresses_end_stays() {
     }
 }
 
-/// A large page stays one: memory that begins at a multiple of 2 MiB, and is as long, does so wherever it goes.
+/// A large page stays one: memory aligned to 2 MiB, and as long, stays so.
 #[test]
 fn what_is_aligned_stays_so() {
     let text = on_cpu0(&[
@@ -222,7 +222,7 @@ fn how_busy_the_machine_was_is_kept() {
     }
 }
 
-/// A writer of which one call fails, and no other.
+/// A writer whose calls succeed except one.
 struct FailsOnce {
     call: usize,
     calls: usize,
@@ -245,7 +245,7 @@ impl std::io::Write for FailsOnce {
     }
 }
 
-/// Wherever that is, in the header or in an event of any kind.
+/// At any place, in the header or in an event of any kind.
 #[test]
 fn a_write_that_fails_is_told() {
     let events = on_cpu0(&[

@@ -1,4 +1,4 @@
-//! Compressed traces give the same operations as plain ones, and broken ones say so.
+//! Compressed traces give the same operations as plain ones, and broken ones are errors.
 
 use std::io::Write;
 
@@ -54,7 +54,7 @@ fn a_cut_archive_is_an_error_at_every_length() {
             let error = read_in(&archive[..cut], ReadOptions::default(), 100).expect_err("cut");
             match error {
                 TraceError::TruncatedArchive { after_bytes, .. } => assert_eq!(after_bytes, cut as u64),
-                // What is left is too short to tell that it was an archive.
+                // The rest is too short to be recognised as an archive.
                 TraceError::Empty { .. } | TraceError::NotATrace { .. } => assert!(cut < 4, "{cut}"),
                 other => panic!("cut at {cut}: {other}"),
             }

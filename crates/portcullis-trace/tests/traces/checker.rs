@@ -1,5 +1,4 @@
-//! What the replay is there to notice, and what it counts: a library or a driver that leaves something out is seen, and
-//! each price is in the figures once.
+//! The replay's checks, and its counts: it detects a library or a driver that omits something, and counts each cost once.
 
 use crate::common::{SHIPPED, policy, run};
 use portcullis::domain::Policy;
@@ -15,8 +14,7 @@ fn leaving_out_the_invalidation_in_strict_mode_is_seen() {
     options.break_invalidation = true;
     let broken = run("shipped", SHIPPED, &options);
     let strict = policy(&broken, "strict");
-    // The device had just used each page, so its translation was cached at nearly every unmap; addresses
-    // that come back meet what is cached of their last use.
+    // The device had just used each page, so its translation was cached at nearly every unmap; reused addresses hit stale entries.
     assert!(strict.violations > 10_000, "{} violations", strict.violations);
     assert!(strict.exposure.stale_byte_s > 0.0);
 }
@@ -72,7 +70,7 @@ fn sync(us: u64, dir: &str, side: &str, iova: u64, size: u64) -> (u64, String) {
     (us, format!("dma_sync_single_for_{side}: nvme dir={dir} dma_addr={iova:x} size={size}"))
 }
 
-/// Nanoseconds that a CPU waited in all.
+/// Nanoseconds that a CPU waited in total.
 fn waited(policy: &PolicyReport) -> f64 {
     (policy.wait_ns_per_op * policy.operations as f64).round()
 }
@@ -106,17 +104,17 @@ fn a_full_ring_is_committed_and_goes_on() {
         });
         maps.chain((0..count).map(move |n| unmap(us + count + n, "FROM_DEVICE", (first + n) * mib, mib)))
     };
-    // Sixteen of 1 MiB are all that a ring of 4,096 pages holds: what waits goes, and so do they that come.
+    // Sixteen of 1 MiB are all that a ring of 4,096 pages holds: pending unmaps are committed for new maps.
     let events: Events = burst(0, 16, 0).chain(burst(16, 5, 100)).collect();
     assert!(events.last().unwrap().0 < COMMIT_WITHIN_NS / 1000);
     let policy = replayed(&events, &options("vtd", Mode::StrictRing));
     assert_eq!((policy.operations, policy.violations), (21, 0));
-    // One commit when the ring is full, one at the end of the trace. What is mapped alone is unmapped alone, and waits.
+    // One commit when the ring is full, one at the end of the trace. Individual mappings are unmapped individually, and wait.
     assert_eq!(waited(&policy), 2.0 * 710.0);
 }
 
-/// Copies that do nothing are found wherever somebody looks: once for each run of eight bytes, at either end of what is
-/// transferred. (A driver puts such runs at the ends of a whole page only: what is synced has one of them.)
+/// Every reader detects copies that do nothing: once for each run of eight bytes, at either end of a transfer. (A driver puts such runs
+/// only at the ends of a whole page: a synced part has one of them.)
 #[test]
 fn bytes_that_do_not_arrive_are_seen_by_who_reads_them() {
     let (to, from) = ("TO_DEVICE", "FROM_DEVICE");
@@ -139,7 +137,7 @@ fn bytes_that_do_not_arrive_are_seen_by_who_reads_them() {
     }
 }
 
-/// What is mapped at addresses that the hardware still knows leads to the memory that had them before.
+/// With missing invalidations, reused addresses lead to their old memory.
 #[test]
 fn a_device_that_is_led_elsewhere_is_seen() {
     let (dir, size) = ("TO_DEVICE", 64 << 12);
@@ -155,7 +153,7 @@ fn a_device_that_is_led_elsewhere_is_seen() {
         let mut options = options("none", mode);
         assert_eq!(replayed(&events, &options).violations, 0, "{}", mode.name());
         options.break_invalidation = true;
-        // Every page of the second, beside what is reached after an unmap.
+        // Every page of the second, besides those reached after an unmap.
         assert!(replayed(&events, &options).violations > 64, "{}", mode.name());
     }
 }

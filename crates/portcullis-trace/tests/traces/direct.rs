@@ -1,4 +1,4 @@
-//! Mappings of which only the IOMMU's events are recorded.
+//! Mappings with only IOMMU events.
 
 use proptest::prelude::*;
 
@@ -20,7 +20,7 @@ fn timed(events: &[(u32, u64, String)]) -> String {
     trace(&events.iter().map(|(cpu, us, event)| (*cpu, *us, event.as_str())).collect::<Vec<_>>())
 }
 
-/// A scatter list: three maps, of which the second lies behind the third in memory, and one unmap.
+/// A scatter list: three maps, the second behind the third in memory, and one unmap.
 #[test]
 fn an_unmap_ends_one_mapping_of_all_runs_that_it_covers() {
     let list = [(0xf_0000, 0x50_0000, 0x1000), (0xf_1000, 0x80_0000, 0x3000), (0xf_4000, 0x60_0000, 0x1000)];
@@ -43,21 +43,21 @@ fn an_unmap_ends_one_mapping_of_all_runs_that_it_covers() {
     assert_eq!(read(&timed(&events)).1.direct_maps, 2);
 }
 
-/// Then each is a mapping, as before.
+/// Then each is a mapping.
 #[test]
 fn runs_of_which_an_unmap_covers_a_part_are_mappings_each_for_itself() {
     let runs = [iommu_map(0x1000, 0x50_0000, 0x1000), iommu_map(0x2000, 0x60_0000, 0x2000)];
     let (ops, summary) = read(&lines(&[&runs[..], &[iommu_unmap(0x1000, 0x2000)]].concat()));
     assert_eq!(shape(&ops), ["M0", "M1", "M2", "U1", "U0"]);
     assert_eq!((summary.direct_maps, summary.direct_unmaps), (3, 2));
-    // What is left of the second is mapped already, so the third is no part of a list with it.
+    // The rest of the second is mapped already, so the third is not part of a list with it.
     let more = [iommu_map(0x4000, 0x70_0000, 0x1000), iommu_unmap(0x3000, 0x2000)];
     let (ops, summary) = read(&lines(&[&runs[..], &[iommu_unmap(0x1000, 0x2000)], &more].concat()));
     assert_eq!(shape(&ops), ["M0", "M1", "M2", "U1", "U0", "M0", "U0", "U2"]);
     assert_eq!((summary.direct_maps, summary.direct_unmaps, summary.iommu_unclaimed), (4, 4, 0));
 }
 
-/// However long the first mapping lives: numbers are those of mappings that are live at once.
+/// However long the first mapping lives: numbers are of concurrent mappings.
 #[test]
 fn mappings_are_made_when_their_runs_were() {
     let events = [
@@ -75,7 +75,7 @@ fn mappings_are_made_when_their_runs_were() {
     assert_eq!(times(&ops), expected.map(|(name, us, cpu)| at(name, us, cpu)));
 }
 
-/// It would close a ring behind it for as long as the recording goes on.
+/// Otherwise it would block a ring for the rest of the recording.
 #[test]
 fn what_no_unmap_ends_lives_as_long_as_its_driver() {
     let (ops, _) = read(&lines(&[
@@ -90,7 +90,7 @@ fn what_no_unmap_ends_lives_as_long_as_its_driver() {
     assert_eq!(origins.collect::<Vec<_>>(), [Origin::Coherent, Origin::Direct]);
 }
 
-/// What is older than the recording is unmapped without a map: that ends nothing that is mapped there later.
+/// A mapping older than the recording is unmapped without a map: that ends no later mapping there.
 #[test]
 fn an_unmap_ends_what_was_mapped_before_it() {
     let older = (0..20).map(|n| iommu_unmap(0x10_0000 + (n << 12), 0x1000));
@@ -104,7 +104,7 @@ fn an_unmap_ends_what_was_mapped_before_it() {
     assert_eq!((summary.direct_maps, summary.direct_unmaps, summary.iommu_unclaimed), (2, 1, 20));
 }
 
-/// A run that no unmap touches holds back what comes behind it, up to a bound.
+/// A run without an unmap holds back later ones, up to a bound.
 #[test]
 fn what_is_held_back_is_bounded() {
     let mut events = vec![iommu_map(0x1000, 0x1000, 0x1000)];
@@ -125,7 +125,7 @@ fn what_is_held_back_is_bounded() {
     assert_eq!((trace.summary().direct_maps, trace.summary().direct_unmaps), (150_001, 150_000));
 }
 
-/// From the first `dma_*` event on, a run may be one of theirs, and theirs do not wait for it.
+/// From the first `dma_*` event on, a run may belong to one, and their operations do not wait for it.
 #[test]
 fn where_dma_events_come_direct_mappings_are_made_when_they_end() {
     let mut events = vec![
@@ -147,7 +147,7 @@ fn where_dma_events_come_direct_mappings_are_made_when_they_end() {
 proptest! {
     #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
 
-    /// Any events at all: numbers are given once, times do not decrease, and chunks do not matter.
+    /// Any events: numbers are unique, times do not decrease, and chunks do not matter.
     #[test]
     fn any_events_become_mappings_that_end_once(
         events in prop::collection::vec((0..5_u8, 0..12_u64, 1..5_u64, 0..3_u32), 1..80),
@@ -169,7 +169,7 @@ proptest! {
     }
 }
 
-/// A virtual machine's memory is mapped run by run, and waits for good for `dma_*` events that do not come.
+/// A virtual machine's memory is mapped run by run, and waits for `dma_*` events that never come.
 #[test]
 fn what_waits_on_one_cpu_hides_nothing_of_another() {
     let mut events = vec![(0, 1, map(0x9_0000, 64, 0x9_0000)), (0, 2, unmap(0x9_0000, 64))];
@@ -209,7 +209,7 @@ fn iommu_events_on_their_own_are_direct_mappings() {
     assert_eq!((summary.iommu_direct, summary.iommu_unclaimed), (7, 1));
 }
 
-/// A part of a live mapping is unmapped: what is before it and behind it stays mapped, to the memory that it had.
+/// A part of a live mapping is unmapped: the parts before and behind it stay mapped, to their memory.
 #[test]
 fn a_direct_mapping_is_cut_at_the_ends_of_an_unmap() {
     let (ops, summary) = read(&lines(&[
@@ -229,7 +229,7 @@ fn direct_mappings_that_cannot_be() {
     let (ops, summary) = read(&lines(&[
         iommu_map(0x10_0000, 0x20_0000, 0x4000),
         iommu_unmap(0x10_0000, 0x1000),
-        // Another domain's, at addresses that are mapped, and memory that no machine has.
+        // Another domain's, at mapped addresses, and impossible memory.
         iommu_map(0x10_2000, 0x90_0000, 0x1000),
         iommu_map(0x40_0000, (1 << 52) - 0x1000, 0x2000),
         iommu_unmap(0x10_2000, 0x1000),
@@ -244,7 +244,7 @@ fn attach(device: &str) -> String {
     format!("attach_device_to_domain: IOMMU: device={device}")
 }
 
-/// What VFIO maps is named by the attachment before it, and counted as the operations that it becomes.
+/// VFIO's mappings get their device from the attach event before them, and are counted as operations.
 #[test]
 fn direct_mappings_are_those_of_the_one_device_that_was_attached() {
     let uses = [

@@ -22,15 +22,15 @@ fn recording(name: &str) -> (Vec<Played>, Summary) {
     read(&text(name))
 }
 
-/// What a recording is known for.
+/// The properties of a recording.
 struct Row {
     name: &'static str,
-    /// How mappings are recorded, and what is odd.
+    /// How mappings are recorded, and the oddities.
     eras: &'static [Era],
     /// Mappings made, ended, and the bytes in them.
     mapped: (u64, u64, u64),
     devices: &'static [&'static str],
-    /// Whether it tells what policies that copy cost, and the others.
+    /// Whether it tells the costs of copying policies, and of the others.
     known: (bool, bool),
 }
 
@@ -121,7 +121,7 @@ fn each_is_known_by_what_is_met() {
     }
 }
 
-/// And what the table in `docs` has.
+/// And the table in `docs` has nothing else.
 #[test]
 fn each_row_of_the_documented_table_has_its_recording() {
     let document = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/replay.md");
@@ -145,7 +145,8 @@ fn each_row_of_the_documented_table_has_its_recording() {
     assert_eq!(named, files.iter().map(String::as_str).collect(), "each recording is in the table");
 }
 
-/// What a device maps by `dma_iova_link` is not known to be its own, so `--device` leaves it out, and nothing may look complete then.
+/// A device's mappings by `dma_iova_link` are not known to be its own, so `--device` leaves them out, and no result may claim to be
+/// complete then.
 #[test]
 fn what_may_be_of_the_device_that_is_asked_for_is_not_nothing() {
     let of = |name: &str, device: &str| {
@@ -156,7 +157,7 @@ fn what_may_be_of_the_device_that_is_asked_for_is_not_nothing() {
     };
     assert_eq!(of("6.17-nvme-linked", "0000:04:00.0"), (Era::Mixed, 8, 8, (false, false)));
     assert_eq!(of("6.17-nvme-linked", "iommu"), (Era::IommuAlone, 8, 0, NO_COPIES));
-    // The one that was attached is another.
+    // The attached one is another.
     assert_eq!(of("6.12-vfio-beside", "0000:00:05.0").2, 0);
 }
 
@@ -206,7 +207,7 @@ fn recordings_without_private_data_are_of_the_same_era() {
     }
 }
 
-/// What is linked is mapped without a copy: with `iommu=pt` each of these is copied.
+/// Linked memory is mapped without a copy: with `iommu=pt` each of these is copied.
 #[test]
 fn what_has_no_direction_is_not_copied() {
     let mut options = options();

@@ -1,4 +1,4 @@
-//! Figures of recordings made by hand, each worked out from what the events are.
+//! Figures of handmade recordings, each derived from the events.
 
 use portcullis::domain::Policy;
 use portcullis_trace::replay::{Mode, Options, PolicyReport, Profile, Report, Work, replay};
@@ -35,7 +35,7 @@ fn only(report: Report) -> PolicyReport {
     policy
 }
 
-/// There is nothing that any policy could be a share of.
+/// There is nothing to compute a share of.
 #[test]
 fn a_recording_in_which_nothing_is_mapped_has_no_figures() {
     let report = run(
@@ -63,7 +63,7 @@ fn a_recording_in_which_nothing_is_mapped_has_no_figures() {
     }
 }
 
-/// A second for each request to map: a queue that chooses by what both ways cost must have seen it.
+/// A second for each map request: a queue that chooses by both costs must have seen it.
 #[test]
 fn what_hardware_makes_a_map_wait_is_in_what_an_adaptive_queue_knows() {
     let mut options = options("virtio-iommu", &[Mode::Adaptive]);
@@ -78,7 +78,7 @@ fn what_hardware_makes_a_map_wait_is_in_what_an_adaptive_queue_knows() {
     assert_eq!((row.most_bytes, row.direction, row.shared, row.switches), (4096, "to-device", false, 0));
 }
 
-/// A ring for each direction, each with what was chosen for it.
+/// A ring for each direction, each with its choices.
 #[test]
 fn what_was_chosen_is_told_of_each_direction() {
     let directions = ["TO_DEVICE", "FROM_DEVICE", "BIDIRECTIONAL"];
@@ -96,7 +96,7 @@ fn what_was_chosen_is_told_of_each_direction() {
     );
 }
 
-/// Operations per second follow from the other figures of the same report, whose numbers of maps and of unmaps differ.
+/// Operations per second follow from the other figures of the report, whose numbers of maps and of unmaps differ.
 #[test]
 fn operations_per_second_are_those_of_work_calls_and_waits() {
     let events = [
@@ -123,7 +123,7 @@ fn operations_per_second_are_those_of_work_calls_and_waits() {
     assert!((strict.wait_ns_per_op * 3.0 - (3.0 * 5315.0 + 57.0 + 4900.0)).abs() < 1e-6);
 }
 
-/// An entry that the IOTLB has no room for cannot be reached any more, and counts until the flush all the same.
+/// An evicted IOTLB entry cannot be reached any more, but counts until the flush.
 #[test]
 fn what_is_counted_as_open_may_be_more_than_what_was_reached() {
     let calls = |at: u64| [map("d", "TO_DEVICE", at, at, 4096), unmap("d", "TO_DEVICE", at, 4096)];
@@ -134,11 +134,11 @@ fn what_is_counted_as_open_may_be_more_than_what_was_reached() {
     (options.profile.caches.iotlb_entries, options.profile.caches.iotlb_ways) = (1, 1);
     let lazy = only(run("by hand", trace(&timed).as_bytes(), &options));
     let counted = lazy.exposure_counted.unwrap();
-    // All is flushed after 10 ms: the first has waited all that time, and was there to be reached until the second was mapped.
+    // All is flushed after 10 ms: the first has waited all that time, and could be reached until the second was mapped.
     assert_eq!((lazy.exposure.stale_byte_s, counted.stale_byte_s), (40.96, 61.44));
 }
 
-/// As long as the hardware's costs say: where a flush costs microseconds, memory waits for it up to a second, and 10 ms elsewhere.
+/// By the hardware's costs: if a flush costs microseconds, unmaps wait for it up to a second, and 10 ms otherwise.
 #[test]
 fn lazy_protection_has_the_window_of_the_hardware() {
     let calls = |at: u64| [map("d", "TO_DEVICE", at, at, 4096), unmap("d", "TO_DEVICE", at, 4096)];
@@ -151,7 +151,7 @@ fn lazy_protection_has_the_window_of_the_hardware() {
         let counted = lazy.exposure_counted.unwrap();
         (lazy.longest_stale_ns, lazy.invalidations, lazy.exposure.stale_byte_s, counted.stale_byte_s)
     };
-    // The fourth is unmapped when all ends. The first waits for 0.9 s by then, the second for 0.8 s, and the third for 0.5 s.
+    // The fourth is unmapped at the end. By then the first has waited 0.9 s, the second 0.8 s, and the third 0.5 s.
     assert_eq!(waits("vtd"), (10_000_000, 3, 122.88, 122.88));
     assert_eq!(waits("virtio-iommu"), (900_000_000, 0, 9011.2, 9011.2));
 }
@@ -195,7 +195,7 @@ fn what_two_devices_leave_open_is_the_sum() {
     }
 }
 
-/// The device that was named first maps last.
+/// The first named device maps last.
 #[test]
 fn choices_are_in_the_order_of_the_recording_s_devices() {
     let mut events = vec![unmap("first", "TO_DEVICE", 0x1000, 64)];
@@ -211,16 +211,16 @@ fn choices_are_in_the_order_of_the_recording_s_devices() {
     assert_eq!(devices, [(0, 1), (1, 1)]);
 }
 
-/// Under strict protection a device uses what it is given, and each access of a page looks in the IOTLB, whose size, ways and
-/// invalidations are the profile's, and walks where that has nothing.
+/// Under strict protection a device uses what it is given; each page access looks in the IOTLB, whose size, ways and invalidations are the
+/// profile's, and walks on a miss.
 #[test]
 fn misses_are_those_of_the_profile_s_caches() {
     let dir = "FROM_DEVICE";
-    // Three pages of 24, eight apart, one after another, thrice; then all of them, when they are unmapped.
+    // Three pages of 24, eight apart, three times; then all of them, when they are unmapped.
     let mut strided = vec![map("d", dir, 0x10_0000, 0x50_0000, 24 << 12)];
     strided.extend([0, 8, 16].repeat(3).into_iter().map(|page| sync(0x10_0000 + (page << 12), 64)));
     strided.push(unmap("d", dir, 0x10_0000, 24 << 12));
-    // Two pages 2 MiB apart, in turn: of different tables, which only the memory's offset keeps from being large pages.
+    // Two pages 2 MiB apart, alternating: in different tables; only the memory's offset keeps them from being large pages.
     let mut apart = vec![map("d", dir, 0x1000_0000, 0x5000_1000, 4 << 20)];
     apart.extend([0, 0x20_0000].repeat(4).into_iter().map(|offset| sync(0x1000_0000 + offset, 64)));
     // A page that is used before and after others are unmapped.
@@ -238,13 +238,13 @@ fn misses_are_those_of_the_profile_s_caches() {
     let cases: [Case; 10] = [
         // Four pages of six in each of four sets.
         ("as large as all", strided.clone(), |c| (c.iotlb_entries, c.iotlb_ways) = (32, 8), 33, 24, 1),
-        // One set of eight: of what was synced, page 0 alone is still there when its turn comes.
+        // One set of eight: of the synced pages, only page 0 is still there when it is used again.
         ("one set", strided.clone(), |c| (c.iotlb_entries, c.iotlb_ways) = (8, 8), 33, 26, 1),
         ("one way", strided, |c| (c.iotlb_entries, c.iotlb_ways) = (8, 1), 33, 33, 1),
-        // Each table once, or each time that the other was used.
+        // Each table once, or each time after the other was used.
         ("tables", apart.clone(), |c| (c.iotlb_entries, c.iotlb_ways) = (1, 1), 8, 8, 2),
         ("one table", apart, |c| (c.iotlb_entries, c.iotlb_ways, c.walk_cache_entries) = (1, 1, 1), 8, 8, 8),
-        // What is looked for again is there, or was pushed out by the other.
+        // The page is still there, or was evicted by the other.
         ("range", between(8192), |_| (), 5, 3, 1),
         ("domain", between(8192), |c| c.max_address_mask = 0, 5, 4, 2),
         ("page", between(4096), |c| c.max_address_mask = 0, 4, 2, 1),
@@ -268,7 +268,7 @@ fn misses_are_those_of_the_profile_s_caches() {
     }
 }
 
-/// What is registered stays open from the recording's beginning to its end: what the driver has back, and what shares a page.
+/// Registered memory stays open for the whole recording: buffers returned to the driver, and data that shares a page.
 #[test]
 fn registered_memory_is_open_all_the_time_but_for_what_is_in_use() {
     let events = [
@@ -300,7 +300,7 @@ fn registered_memory_is_open_all_the_time_but_for_what_is_in_use() {
     );
 }
 
-/// Where nobody names the other work, it is all that the recording's CPUs had: no more can have come with each mapping.
+/// Without a given work, it is all time of the recording's CPUs: an upper bound for each mapping.
 #[test]
 fn the_work_of_a_recording_is_what_its_cpus_had() {
     let events = [map("d", "TO_DEVICE", 0x1000, 0x5000, 100), map("d", "TO_DEVICE", 0x2000, 0x6000, 100)];
@@ -311,7 +311,7 @@ fn the_work_of_a_recording_is_what_its_cpus_had() {
     // Three CPUs for 200 us, and two mappings.
     let three = [(0, 0, events[0].as_str()), (1, 50, "sched_switch: x"), (4, 200, &events[1])];
     assert_eq!(of(&three), (300_000.0, Work::Most));
-    // What the recorder has measured is more than a bound: 500 us of all, of which 100 are its own. Of a half that was read, half of it.
+    // The recorder's measurement is better than a bound: 500 us in total, 100 of them its own. Half of it if half was read.
     let measured = "# portcullis: cpus=2 wall_ns=400000 busy_ns=500000 own_ns=100000\n";
     let text = format!("{measured}{}", trace(&three));
     let of_text = |limit| {
@@ -326,7 +326,7 @@ fn the_work_of_a_recording_is_what_its_cpus_had() {
     assert_eq!(of(&at_once), (1_000.0, Work::Assumed));
 }
 
-/// A driver uses what it has allocated: once when it is made, and once when it goes.
+/// A driver uses an allocation when it is made, and when it is freed.
 #[test]
 fn allocations_are_used_at_both_ends() {
     let events = [
@@ -334,17 +334,17 @@ fn allocations_are_used_at_both_ends() {
         "dma_free: d dir=BIDIRECTIONAL dma_addr=f000 size=512 virt_addr=c0de attrs=".to_owned(),
     ];
     for mode in replayed_modes() {
-        // No policy copies it, and where addresses are translated the first use alone misses.
+        // No policy copies it, and with translation only the first use misses.
         let policy = only(replayed(&events, &options("vtd", &[mode])));
         let translated = !matches!(mode, Mode::PASSTHROUGH | Mode::Swiotlb);
         assert_eq!(policy.iotlb_misses_per_access, if translated { 0.5 } else { 0.0 }, "{}", mode.name());
-        // A machine's pool is there from the beginning.
+        // A machine's pool exists from the beginning.
         let pool = if mode == Mode::Swiotlb { 16 << 20 } else { 0 };
         assert_eq!(policy.peak_bounce_bytes, pool, "{}", mode.name());
     }
 }
 
-/// A second each: no call takes a part of that by itself.
+/// A second each: no call takes a visible part of that itself.
 #[test]
 fn calls_take_as_long_as_their_waits_at_least() {
     let mut options = options("virtio-iommu", &[STRICT, Mode::StrictBatch, Mode::PASSTHROUGH]);
@@ -355,7 +355,7 @@ fn calls_take_as_long_as_their_waits_at_least() {
         (0..64).map(|n| map("d", "TO_DEVICE", page(n), page(2 * n), 4096)).collect();
     events.extend((0..64).map(|n| unmap("d", "TO_DEVICE", page(n), 4096)));
     let report = replayed(&events, &options);
-    // What the machine interrupts is in none of the two.
+    // Neither includes interrupted calls.
     let counts = |steps: &[(f64, u64)], ns: f64| {
         let of = |wanted: &dyn Fn(f64) -> bool| {
             steps.iter().filter(|(took, _)| wanted(*took)).map(|(_, calls)| calls).sum::<u64>()
@@ -392,14 +392,14 @@ fn waits_are_kept_to_the_picosecond() {
     waits.unmap_page.ns = 0.75;
     let events = [map("d", "TO_DEVICE", 0x1000, 0x5000, 3 << 12), unmap("d", "TO_DEVICE", 0x1000, 3 << 12)];
     assert_eq!(only(replayed(&events, &options)).wait_ns_per_op, 0.25 + 2.125 + 16.5 + 3.0 * 0.75);
-    // Mappings by request of nothing but a price for each page are by request all the same.
+    // Mappings by request are so even if only pages have a price.
     for (map_page, unmap_page) in [(1.5, 0.0), (0.0, 2.5)] {
         let waits = &mut options.profile.waits;
         (waits.map_page.ns, waits.unmap_page.ns) = (map_page, unmap_page);
         let expected = 0.25 + 2.125 + 16.5 + 3.0 * (map_page + unmap_page);
         assert_eq!(only(replayed(&events, &options)).wait_ns_per_op, expected);
     }
-    // Of larger granules there are fewer.
+    // With larger granules there are fewer.
     options.format = "arm-s1-16k".into();
     options.profile.waits.map_page.ns = 1.5;
     let events = [map("d", "TO_DEVICE", 0x4000, 0x8000, 2 << 14), unmap("d", "TO_DEVICE", 0x4000, 2 << 14)];
@@ -418,8 +418,8 @@ fn memory_is_refused_by_its_first_and_by_its_last_page_and_the_first_reason_is_k
     ];
     let report = replayed(&events, &options("none", &[Mode::Bounce]));
     let [bounce] = &report.policies[..] else { panic!("one policy") };
-    // The first touches the bounce buffers by its last page, the fifth by its last byte; the fourth lies behind them, and the last
-    // before them.
+    // The first touches the bounce buffers by its last page, the fifth by its last byte; the fourth lies behind them, and the last before
+    // them.
     assert_eq!((bounce.operations, bounce.failures, bounce.violations), (2, 4, 0));
     assert_eq!(
         bounce.first_failure.as_deref(),

@@ -10,7 +10,7 @@ use portcullis_trace::{Chunk, Input, ReadOptions, Trace};
 use crate::common::{on_cpu0, policy, read, read_in, run, trace};
 use crate::pairing::{iommu_map, lines, map, shape, unmap};
 
-/// The `k`-th stretch of addresses, and where it goes: what is apart stays apart, and no more.
+/// The `k`-th stretch of addresses, and its new place: gaps stay gaps, and nothing more.
 fn stretch(k: u64, offset: u64) -> [u64; 2] {
     [k << 28 | offset, (k - 1) << 17 | offset]
 }
@@ -18,7 +18,7 @@ fn stretch(k: u64, offset: u64) -> [u64; 2] {
 #[test]
 fn each_event_is_written_with_its_own_fields() {
     let [from, to] = [0, 1].map(|at| move |k: u64, offset: u64| format!("{:x}", stretch(k, offset)[at]));
-    // Each event, and what is written of it, with the addresses of either.
+    // Each event, and its rewritten form, with the addresses of either.
     type Of<'a> = &'a dyn Fn(u64, u64) -> String;
     let events: [fn(Of<'_>) -> [String; 2]; 17] = [
         |a| {
@@ -126,7 +126,7 @@ fn each_event_is_written_with_its_own_fields() {
         "# tracer: nop\n#\n# Written by portcullis anonymize\n# entries-in-buffer/entries-written: 77/77\n",
     );
     for (at, event) in events.iter().enumerate() {
-        // Times begin within a millisecond: the clock's steps of 2^20 ns stay where they were.
+        // Times begin within a millisecond: the clock's steps of 2^20 ns are unchanged.
         let ns = 38_000_000_000 % (1 << 20) + 1_000 * at;
         writeln!(expected, "t-0 [000] 0.{ns:09}: {}", event(&to)[1]).unwrap();
     }
@@ -138,7 +138,7 @@ fn each_event_is_written_with_its_own_fields() {
     assert_eq!(written, expected);
 }
 
-/// All that one device does is one count, whatever the event, and no operation of another is in the figures.
+/// All events of one device have one count, of any kind, and no figure includes another's operations.
 #[test]
 fn events_of_others_are_counted_once_each() {
     let other = |text: &str| text.replace("0000:00:03.0", "other");
@@ -167,7 +167,7 @@ fn events_of_others_are_counted_once_each() {
     assert_eq!(of(Some("nobody")), (0, 10, 0, 0, 0, 0));
 }
 
-/// What was read until then stays, and nothing more is read.
+/// The part read until then stays, and nothing more is read.
 #[test]
 fn a_trace_that_is_stopped_ends_with_what_it_has() {
     let text = lines(&[
@@ -215,7 +215,7 @@ fn what_cannot_be_is_named_and_late_times_are_told_of_once() {
     assert_eq!((summary.seconds(), summary.duration_ns()), (2.5, 2_500_000_000));
 }
 
-/// Bytes of page tables of one page that is mapped, in each format: its levels, of as many bytes as its tables have.
+/// Bytes of page tables of one mapped page, in each format: its levels, with the size of its tables.
 #[test]
 fn each_format_has_its_own_tables_and_protects_as_well() {
     let text = lines(&[map(0x1000, 512, 0x5000), unmap(0x1000, 512), map(0x1000, 8192, 0x7000)]);
@@ -229,13 +229,13 @@ fn each_format_has_its_own_tables_and_protects_as_well() {
         assert_eq!((strict.operations, strict.invalidations), (2, 1), "{format}");
         strict.peak_table_bytes >> 10
     });
-    // In KiB. Arm's formats are of 48 bits: the root takes no more than its entries do, and a second stage of 16 KiB begins with two
-    // tables beside each other.
+    // In KiB. Arm's formats are of 48 bits: the root only takes its entries, and a second stage of 16 KiB begins with two concatenated
+    // tables.
     let expected: [u64; 15] = [16, 16, 20, 16, 16, 52, 132, 16, 64, 132, 12, 16, 20, 24, 28];
     assert_eq!(tables, expected);
 }
 
-/// Of two lists of the same memory that one ends which goes the same way, or else the newer one; and what ends none is told of.
+/// Of two lists of the same memory an unmap ends the one with its direction, or else the newer one; and one without a match is reported.
 #[test]
 fn an_end_of_a_list_ends_the_one_that_it_is_like() {
     let list = |dir: &str, at: u64| {
@@ -282,7 +282,7 @@ fn names_are_counted_and_what_is_missing_is_told_to_the_event() {
     assert_eq!([3, 5, 77].map(|promised| read(&text(promised)).1.cut()), [None, Some(1), Some(73)]);
 }
 
-/// A chunk of no events would never end a trace.
+/// An empty chunk would never end a trace.
 #[test]
 fn a_chunk_is_of_one_event_at_least() {
     let text = lines(&[map(0x1000, 512, 0x5000), unmap(0x1000, 512)]);
@@ -291,7 +291,7 @@ fn a_chunk_is_of_one_event_at_least() {
     assert_eq!(of(0), of(1));
 }
 
-/// Addresses that only an end names are moved, too, and a disk that is full is an error.
+/// Addresses that only an end names are moved, too, and a full disk is an error.
 #[test]
 fn what_is_ended_alone_is_moved_and_a_full_disk_is_told() {
     struct Full(usize);

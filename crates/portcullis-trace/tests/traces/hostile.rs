@@ -54,7 +54,7 @@ fn whatever_is_in_force_keeps_its_promise_while_policies_change() {
             assert_eq!(found.strict.unmaps + found.lazy.unmaps, report.trace.unmaps);
             assert_eq!(found.strict.stale, 0);
         }
-        // Both were in force for many of them, and what lazy protection leaves open was seen.
+        // Both were in force for many of them, and the exposure of lazy protection was seen.
         for policy in &report.policies[..] {
             if matches!(policy.policy, "strict" | "lazy") {
                 let found = found(policy);
@@ -123,7 +123,7 @@ fn tries_of_old_addresses_are_counted_by_what_was_promised() {
     }
     assert_eq!(of(strict, 20_000, None, 1).tries, tries);
     assert_eq!(of(strict, 20_000, None, 2).tries, 1 + 3 + 3);
-    // Lazily: one page before the fourth operation; all three at the end, within the window or behind it.
+    // Lazily: one page before the fourth operation; all three at the end, within the window or after it.
     for (end_us, stale) in [(5_000, 1 + 3), (20_000, 1)] {
         let lazy = Promise { stale, ..ended };
         assert_eq!(
@@ -138,15 +138,14 @@ fn tries_of_old_addresses_are_counted_by_what_was_promised() {
         assert_eq!((found.changes, found.tries, found.violations()), (3, 2 * (1 + 3 + 3) + 3, 0));
         assert_eq!(found.strict.unmaps + found.lazy.unmaps, 2);
         met.insert((found.strict.unmaps, found.lazy.unmaps));
-        // What is copied is out of reach at once, whatever the policy of what is mapped.
+        // Copied buffers are closed at once, whatever the policy of mapped ones.
         let copied = of(Mode::Bounce, 20_000, Some(seed), 1);
         assert_eq!((copied.strict.unmaps, copied.lazy.unmaps, copied.changes), (2, 0, 3));
     }
     assert_eq!(met.len(), 3, "each way to end two mappings: {met:?}");
 }
 
-/// All traces in the folder that `PORTCULLIS_TRACES` names; `cargo xtask test` runs this where it names one, and
-/// counts it as skipped where it does not.
+/// All traces in the folder of `PORTCULLIS_TRACES`; `cargo xtask test` runs this if it is set, and counts it as skipped otherwise.
 #[test]
 #[ignore = "needs a folder of traces in PORTCULLIS_TRACES"]
 fn every_trace_keeps_its_promises() {

@@ -1,4 +1,4 @@
-//! Single lines: prefixes, fields, comments and what is not a trace line.
+//! Single lines: prefixes, fields, comments and lines that are no event.
 
 use portcullis_trace::event::{Direction, EventKind};
 use portcullis_trace::parse::{Line, Lists, parse_line};
@@ -75,8 +75,8 @@ fn lists_and_their_cut_mark() {
     }
 }
 
-/// What libtraceevent 1.7.1 printed of the formats of Linux 6.12 (fields that it cannot parse are printed bare), and lists as it
-/// prints those that it can.
+/// Output of libtraceevent 1.7.1 with the formats of Linux 6.12 (fields that it cannot parse are bare), and lists as it prints those that
+/// it can.
 #[test]
 fn lists_as_perf_and_trace_cmd_print_them() {
     let (map, phys) = ([0xff89_c000], [0x1_1306_3000, 0x1_1306_5200]);
@@ -145,7 +145,7 @@ fn lists_as_perf_and_trace_cmd_print_them() {
     }
 }
 
-/// The mark, or either number, tells that a list is cut.
+/// The mark, or either number, says that a list is truncated.
 #[test]
 fn any_of_three_signs_tells_that_a_list_is_cut() {
     for (counts, truncated) in [
@@ -242,7 +242,7 @@ fn events_of_other_kinds() {
     }
 }
 
-/// An event without one of the fields that it must have is refused for it; the others may be missing.
+/// An event without a required field is refused; others are optional.
 #[test]
 fn each_field_that_must_be_there_is_missed() {
     let region = "dir=TO_DEVICE dma_addr=1000 size=512";

@@ -1,4 +1,4 @@
-//! Events are read in the order of time, also where the file has another.
+//! Events are read in timestamp order, even if the file has another.
 
 use proptest::prelude::*;
 

@@ -73,7 +73,7 @@ fn an_address_given_out_again_before_its_unmap_is_recorded() {
     assert_eq!(summary.iommu_claimed, 3);
 }
 
-/// Of several mappings at one address: the oldest of those that fit in size and direction; where none does, the newest.
+/// Of several mappings at one address: the oldest that matches size and direction; without a match, the newest.
 #[test]
 fn an_unmap_takes_the_oldest_that_fits_or_the_newest() {
     let from = |event: String| event.replace("TO_DEVICE", "FROM_DEVICE");
@@ -95,7 +95,7 @@ fn an_unmap_takes_the_oldest_that_fits_or_the_newest() {
     assert_eq!(shape(&ops), ["M0", "M1", "U1", "U0"]);
 }
 
-/// An interrupt between an `iommu:unmap` and its `dma_unmap_page` may give the same address out and take it back.
+/// An interrupt between an `iommu:unmap` and its `dma_unmap_page` may allocate the same address and free it.
 #[test]
 fn an_interrupt_s_unmap_of_the_same_address_is_claimed_by_its_own_event() {
     let (ops, summary) = read(&lines(&[
@@ -106,13 +106,13 @@ fn an_interrupt_s_unmap_of_the_same_address_is_claimed_by_its_own_event() {
         unmap(0xf000, 4096),
         unmap(0xf000, 4096),
     ]));
-    // The first to be recorded belongs to the newest `iommu:unmap`: both maps were made before it. The second belongs to
-    // the older one, before which there was one map, and that is gone.
+    // The first recorded one belongs to the newest `iommu:unmap`: both maps were made before it. The second belongs to the older one,
+    // before which there was one map, and that is gone.
     assert_eq!(shape(&ops), ["M0", "M1", "U0"]);
     assert_eq!((summary.iommu_claimed, summary.unpaired.already_unmapped), (2, 1));
 }
 
-/// What waits for an `iommu:unmap` to come: of a list, of anything, and of no more than eight at once.
+/// Expected `iommu:unmap`s: of a list, of any address, and of at most eight at once.
 #[test]
 fn frees_expect_their_unmaps_up_to_a_bound() {
     let sg = |dma: u64, phys: u64| {
@@ -122,14 +122,14 @@ fn frees_expect_their_unmaps_up_to_a_bound() {
         )
     };
     let end = |phys: u64| format!("dma_unmap_sg: {NVME} dir=TO_DEVICE phys_addrs={{{phys:#x}}} attrs=");
-    // Two are under way, and either ends first.
+    // Two are expected, and either ends first.
     for order in [[0x1_0000, 0x2_0000], [0x2_0000, 0x1_0000]] {
         let mut nested = vec![sg(0x1_0000, 0x1000), sg(0x2_0000, 0x2000), end(0x1000), end(0x2000)];
         nested.extend(order.map(|iova| iommu_unmap(iova, 0x1000)));
         let (_, summary) = read(&lines(&nested));
         assert_eq!((summary.iommu_claimed, summary.iommu_unclaimed), (2, 0));
     }
-    // Nine are: the first of them is not waited for any more.
+    // Nine are: the first is no longer expected.
     let mut many: Vec<String> = (1..=9).map(|n| sg(n << 16, n << 12)).collect();
     many.extend((1..=9).map(|n| end(n << 12)));
     many.extend((1..=9).map(|n| iommu_unmap(n << 16, 0x1000)));
@@ -137,7 +137,7 @@ fn frees_expect_their_unmaps_up_to_a_bound() {
     assert_eq!((summary.iommu_claimed, summary.iommu_unclaimed), (8, 1));
 }
 
-/// The first and the last byte of what was unmapped belong to it, and the bytes beside them do not.
+/// The first and the last byte of the unmapped range belong to it, and the bytes beside them do not.
 #[test]
 fn a_free_of_one_byte_expects_the_unmap_of_its_page() {
     for (byte, claimed) in [(0xffff, 0), (0x1_0000, 1), (0x1_0fff, 1), (0x1_1000, 0)] {
@@ -168,7 +168,7 @@ fn a_mapping_claims_its_own_runs_only() {
     let (ops, summary) = read(&lines(&events));
     assert_eq!(ops[0].1, [Segment { phys: 0x1_0000, len: 0x1000 }, Segment { phys: 0x5_0000, len: 0x800 }]);
     assert_eq!((summary.derived_lengths, summary.iommu_claimed, summary.iommu_unclaimed), (1, 2, 6));
-    // Its first run is not in the recording: what lies there is not looked for among older ones.
+    // Its first run is not in the recording: it is not searched among older ones.
     let (_, summary) = read(&lines(&[
         iommu_map(0xf_1000, 0x7_0000, 0x1000),
         iommu_map(0xf_1000, 0x5_0000, 0x1000),
@@ -194,7 +194,7 @@ fn a_mapping_claims_the_runs_up_to_its_last_byte() {
     }
 }
 
-/// An unmap that matches no mapping settles what was mapped before it, and nothing that came later.
+/// An unmap without a mapping settles earlier maps, and no later ones.
 #[test]
 fn what_is_mapped_after_an_unclaimed_unmap_still_waits_for_its_event() {
     let mut events = vec![map(0x1000, 1, 0x1000)];
@@ -257,7 +257,7 @@ fn lists_pair_by_their_physical_addresses() {
     assert_eq!((summary.derived_lengths, summary.guessed_lengths), (0, 0));
 }
 
-/// Two lists are told apart by the entries that the kernel prints, 128 at most: by the last of them, and by none after it.
+/// Two lists are distinguished by the printed entries, at most 128: by the last of them, and by none after it.
 #[test]
 fn long_lists_pair_by_all_entries_that_are_printed() {
     for (differs, order) in [(0, ["U1", "U0"]), (127, ["U1", "U0"]), (128, ["U0", "U1"])] {
@@ -279,7 +279,7 @@ fn long_lists_pair_by_all_entries_that_are_printed() {
     }
 }
 
-/// A list longer than the kernel names is none of its own making, and one is as long as it says.
+/// A list longer than printed has no invented entries, and one is as long as it says.
 #[test]
 fn long_lists_keep_all_of_their_pieces() {
     let list = |of: fn(u64) -> u64| (0..1_000).map(|n| format!("{:#x}", of(n))).collect::<Vec<_>>().join(",");
@@ -331,7 +331,7 @@ fn merged_lists_take_their_lengths_from_the_iommu() {
     let lens: Vec<u64> = ops[1].1.iter().map(|s| s.len).collect();
     assert_eq!(lens, [0x1000, 0x2000, 0x1000]);
     assert_eq!((summary.derived_lengths, summary.iommu_claimed), (1, 3));
-    // Without the IOMMU's events they are guessed, or refused where no guess adds up.
+    // Without IOMMU events they are guessed, or refused if no guess adds up.
     let (ops, summary) = read(&lines(&[sg.clone(), sg.replace("0x4000", "0x1800")]));
     assert_eq!(ops[0].1.iter().map(|s| s.len).sum::<u64>(), 0x4000);
     assert_eq!((ops.len(), summary.guessed_lengths, summary.skipped), (1, 1, 1));
@@ -347,13 +347,13 @@ fn cut_lists_keep_what_is_named() {
              phys_addrs={{{}}} attrs=",
             list(128)
         ),
-        // Whether the kernel cuts the unmap's list too or not.
+        // Whether the kernel truncates the unmap's list too or not.
         format!("dma_unmap_sg: {NVME} dir=TO_DEVICE phys_addrs={{{}}} attrs=", list(200)),
     ]));
     assert_eq!(shape(&ops), ["M0", "U0"]);
     assert_eq!((ops[0].1.len(), summary.truncated_lists), (128, 1));
     assert!(ops[0].1.iter().all(|s| s.len == 4096));
-    // The runs of the IOMMU have what the kernel has cut off.
+    // The IOMMU's runs have the truncated rest.
     let cut = format!(
         "dma_map_sg: {NVME} dir=TO_DEVICE nents=2/4 ents=1/1 [TRUNCATED] dma_addrs={{0xf0000}} sizes={{0x4000}} \
          phys_addrs={{0x10000,0x11000}} attrs="
@@ -361,7 +361,7 @@ fn cut_lists_keep_what_is_named() {
     let (ops, summary) = read(&lines(&[iommu_map(0xf0000, 0x10000, 0x4000), cut.clone()]));
     assert_eq!(ops[0].1, [Segment { phys: 0x10000, len: 0x4000 }]);
     assert_eq!((summary.derived_lengths, summary.bytes_mapped), (1, 0x4000));
-    // DMA segments that are not named follow in the same range of addresses: up to where another range begins.
+    // DMA segments that are not printed follow in the same range of addresses: up to the next range.
     let cut = format!(
         "dma_map_sg: {NVME} dir=TO_DEVICE nents=2/4 ents=2/4 [TRUNCATED] dma_addrs={{0xf0200,0xf1000}} \
          sizes={{0xe00,0x800}} phys_addrs={{0x10200,0x21000}} attrs="
@@ -370,20 +370,20 @@ fn cut_lists_keep_what_is_named() {
         iommu_map(0xf0000, 0x10000, 0x1000),
         iommu_map(0xf1000, 0x21000, 0x1000),
         iommu_map(0xf2000, 0x32000, 0x2000),
-        // Behind a gap: another range's.
+        // After a gap: another range's.
         iommu_map(0xf5000, 0x45000, 0x1000),
         cut,
         iommu_unmap(0xf0000, 0x4000),
     ]));
     let all = [(0x10200, 0xe00), (0x21000, 0x800), (0x32000, 0x2000)];
     assert_eq!(ops[0].1, all.map(|(phys, len)| Segment { phys, len }));
-    // The last is the call's all the same: it was made for it.
+    // The last still belongs to the call: it was made for it.
     assert_eq!((summary.iommu_claimed, summary.truncated_lists), (4, 1));
     let cut = format!(
         "dma_map_sg: {NVME} dir=TO_DEVICE nents=2/4 ents=1/1 [TRUNCATED] dma_addrs={{0xf0000}} sizes={{0x4000}} \
          phys_addrs={{0x10000,0x11000}} attrs="
     );
-    // Of a list that is not cut, all must be there.
+    // A list that is not truncated must be complete.
     let whole = cut.replace("2/4", "2/2").replace(" [TRUNCATED]", "");
     let runs = [iommu_map(0xf0000, 0x10000, 0x1000), iommu_map(0xf1000, 0x11000, 0x1000), whole];
     let (ops, summary) = read(&lines(&runs));
@@ -469,7 +469,7 @@ fn syncs_find_the_newest_mapping_and_count_by_their_worst_part() {
         map(0x1000, 4096, 0x1000),
         map(0x1000, 4096, 0x8000),
         sync("0x1000,0x1040"),
-        // One part is too long, and another is nowhere.
+        // One part is too long, and another is outside.
         sync("0x1fff,0x9000"),
         sync("0x9000,0x1fff"),
         // Up to the mapping's end, and from there on.
@@ -504,7 +504,7 @@ fn maps_that_cannot_be() {
     assert_eq!(said.collect::<Vec<_>>(), expected);
 }
 
-/// Once there are `dma_*` events, an `iommu:unmap` waits for its own rather than end what was mapped directly.
+/// Once there are `dma_*` events, an `iommu:unmap` waits for its own instead of ending a direct mapping.
 #[test]
 fn unmaps_wait_where_dma_events_are_recorded() {
     let (ops, summary) = read(&lines(&[
@@ -526,7 +526,7 @@ fn options() {
     let only = ReadOptions { device: Some("nic".into()), ..ReadOptions::default() };
     let (ops, summary) = read_in(text.as_bytes(), only, 10).expect("a trace");
     assert_eq!((ops.len(), summary.filtered, summary.devices.len()), (1, 2, 2));
-    // A name is a whole one.
+    // A name must match whole parts.
     for name in ["ni", "nic0", "NIC", ""] {
         let only = ReadOptions { device: Some(name.into()), ..ReadOptions::default() };
         let (ops, summary) = read_in(text.as_bytes(), only, 10).expect("a trace");

@@ -1,4 +1,4 @@
-//! The replay: what it promises of every trace.
+//! The replay: its promises for every trace.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -46,14 +46,14 @@ fn a_well_behaved_device_meets_no_fault_and_no_violation_under_any_policy() {
     assert_eq!(strict.invalidations, report.trace.unmaps);
     assert!(lazy.invalidations > 0 && lazy.invalidations < strict.invalidations / 50);
     assert_eq!(passthrough.invalidations, 0);
-    // What the software IOMMU saw: nothing stale, some, all.
+    // Observed by the software IOMMU: nothing stale, some, all.
     assert_eq!(strict.exposure.stale_byte_s, 0.0);
     assert!(lazy.exposure.stale_byte_s > 0.0);
     assert!(passthrough.exposure.stale_byte_s > lazy.exposure.stale_byte_s);
     assert!(strict.exposure.neighbour_byte_s > 0.0, "network buffers share their pages");
-    // Ten milliseconds, and the timer runs at its very time here.
+    // Ten milliseconds, because the timer runs exactly on time here.
     assert!(lazy.longest_stale_ns > 0 && lazy.longest_stale_ns <= 10_000_000);
-    // The modelled wait, which no noise can change: one completion for each of the unmaps.
+    // The modelled wait, which is deterministic: one completion for each of the unmaps.
     let expected = 710.0 * report.trace.unmaps as f64 / report.trace.maps as f64;
     assert!((strict.wait_ns_per_op - expected).abs() < 1e-6);
     assert!(lazy.wait_ns_per_op < expected / 50.0);
@@ -81,7 +81,7 @@ fn what_is_cheaper_exposes_nothing_and_says_why_it_was_chosen() {
         let rows: Vec<_> = adaptive.choices.iter().flat_map(|choices| &choices.rows).collect();
         assert!(rows.len() >= 5, "{rows:?}");
         let explained: u64 = rows.iter().map(|row| row.copied + row.mapped).sum();
-        // But for what was too large for the pool, and what is mapped for as long as its driver lives.
+        // Except mappings too large for the pool, and those that live as long as their driver.
         assert!(explained <= adaptive.operations && explained > adaptive.operations / 2, "{explained}");
         for row in &rows {
             let (copy, map) = (row.copy_ns.unwrap(), row.map_ns);
@@ -116,7 +116,7 @@ fn coherent_and_user_mapped_memory_is_never_copied() {
     let bounce = policy(&report, "bounce");
     assert_eq!((bounce.operations, bounce.faults, bounce.violations, bounce.failures), (2, 0, 0, 0));
     assert_eq!((bounce.invalidations, bounce.peak_bounce_bytes), (2, 0));
-    // An allocator gives whole pages.
+    // An allocator returns whole pages.
     assert_eq!(policy(&report, "strict").exposure.neighbour_byte_s, 0.0);
 }
 
@@ -174,7 +174,7 @@ fn shared_waits_are_fewer_and_leave_nothing_stale() {
         let shared = policy(&report, name);
         assert_eq!((shared.faults, shared.violations, shared.failures), (0, 0, 0), "{name}");
         assert_eq!((shared.exposure.stale_byte_s, shared.longest_stale_ns), (0.0, 0), "{name}");
-        // Until its commit a mapping is one: so is what shares its page.
+        // Until its commit a mapping exists: so does the data that shares its page.
         assert!(shared.exposure.neighbour_byte_s > strict.exposure.neighbour_byte_s);
         assert!(shared.wait_ns_per_op >= strict.wait_ns_per_op / per_commit as f64);
         assert!(shared.wait_ns_per_op < strict.wait_ns_per_op / 16.0, "{name}: {}", shared.wait_ns_per_op);
@@ -202,7 +202,7 @@ fn batches_are_committed_when_they_are_full_and_when_time_is_up() {
     let full = run("full", burst(128, 0).as_bytes(), &options("vtd"));
     assert_eq!(waits(&full, "strict-batch"), 128 / BATCH_UNMAPS as u64);
     assert_eq!(waits(&full, "strict-ring"), 128 / RING_BATCH as u64);
-    // Five, a pause, and five again: time ends the first batch, the end of the trace the second.
+    // Five, a pause, and five again: a timer ends the first batch, the end of the trace the second.
     let text = burst(5, 0) + &burst(5, 2 * COMMIT_WITHIN_NS / 1000);
     let slow = run("slow", text.as_bytes(), &options("vtd"));
     assert_eq!((waits(&slow, "strict-batch"), waits(&slow, "strict-ring")), (2, 2));
@@ -283,7 +283,7 @@ fn a_list_is_mapped_as_one_range_and_unmapped_with_one_invalidation() {
 
 #[test]
 fn more_pages_than_can_be_followed_are_an_error_with_its_line() {
-    // The library would take some of these; none is looked at page by page.
+    // The library would take some of these; none is tracked page by page.
     for (size, pages) in [(1_u64 << 46, 17_179_869_185_u64), (1 << 50, 274_877_906_945)] {
         refused_for_its_pages(size, pages);
     }
@@ -313,7 +313,7 @@ fn every_profile_states_a_source_for_every_figure() {
     }
 }
 
-/// By which an adaptive queue and lazy protection choose.
+/// An adaptive queue and lazy protection choose by it.
 #[test]
 fn a_policy_is_told_all_that_a_submission_waits_for() {
     for name in built_in_names() {
@@ -345,7 +345,7 @@ fn requests_cost_what_the_profile_says() {
 
 #[test]
 fn what_waits_longest_says_when_a_batch_is_committed() {
-    // The second unmap comes shortly before the first has waited as long as it may, and does not put it off.
+    // The second unmap comes shortly before the first's deadline, and does not defer it.
     let half = COMMIT_WITHIN_NS / 2000;
     let text = map(0, 0, 0x1000, 0x5000, 100)
         + &map(0, 0, 0x3000, 0x9000, 100)
@@ -361,7 +361,7 @@ fn what_waits_longest_says_when_a_batch_is_committed() {
     }
 }
 
-/// Whether it is the map or the whole mapping that is not there.
+/// Whether only the map or the whole mapping is missing.
 #[test]
 fn what_has_no_map_in_the_recording_is_reported_whatever_it_is() {
     let sync = |us, iova: u64| {
@@ -377,7 +377,7 @@ fn what_has_no_map_in_the_recording_is_reported_whatever_it_is() {
     assert_eq!((report.trace.maps, report.trace.unmaps, report.trace.unpaired), (1, 1, 3));
 }
 
-/// Whatever a pool has given back since, and has taken again.
+/// Whatever a pool has freed since, and allocated again.
 #[test]
 fn the_peak_of_bounce_memory_stays_the_most_that_there_was() {
     let burst = |start: u64, count: u64| -> String {
@@ -386,7 +386,7 @@ fn the_peak_of_bounce_memory_stays_the_most_that_there_was() {
         let unmaps = (0..count).map(|n| unmap(0, start + count + n, at(n).0 + 0x100, 16_000));
         maps.chain(unmaps).collect()
     };
-    // A pool gives back what it has not needed for some seconds.
+    // A pool frees memory that was not needed for some seconds.
     let later = |us: u64| burst(us, 1);
     let rest: String = (1..20).map(|second| later(second * 1_000_000 + 10_000)).collect();
     let (once, whole) = (burst(0, 2000), burst(0, 2000) + &rest + &burst(20_000_000, 40));
@@ -457,12 +457,12 @@ fn neighbours_are_those_in_the_page_of_the_format() {
     }
 }
 
-/// What a domain counts is not less than what happened, however long nothing happens between two events.
+/// A domain's count is an upper bound, however long nothing happens between two events.
 #[test]
 fn two_events_a_second_apart_are_no_violation() {
     let pair = |us: u64| map(0, us, 0xf100, 0x5100, 100) + &unmap(0, us + 1_000_000, 0xf100, 100);
     let busy: String = (0..200).map(|n| map(0, n, 0xf100, 0x5100, 100) + &unmap(0, n, 0xf100, 100)).collect();
-    // What never ends, and is less than a batch, is counted as well.
+    // A mapping that never ends, and less than a batch, count as well.
     let open = map(0, 1_000_000, 0xf100, 0x5100, 100) + &line(0, 3_000_000, "sched_switch: x");
     let some: String =
         (0..70).map(|n| map(0, n, 0x1_0000 * n + 0x100, 0x10_0000 + 0x1_0000 * n + 0x100, 100)).collect();
@@ -509,11 +509,11 @@ fn a_trace_ends_with_its_last_event_for_all_devices_and_batches() {
         let neighbour = |report: &Report| policy(report, name).exposure.neighbour_byte_s;
         close(neighbour(&all), neighbour(&nvme) + neighbour(&nic));
     }
-    // The last unmap waits 3 ms, and is committed when the trace ends; the others wait 10 ms.
+    // The last unmap waits 3 ms, and is committed at the end of the trace; the others wait 10 ms.
     close(policy(&all, "strict-ring").exposure.neighbour_byte_s, 3996.0 * (0.010_001 * 2.0 + 0.003));
 }
 
-/// An event that cannot be read has a time like any other: what a device reaches it reaches until then.
+/// An unparsable event has a time like any other: devices keep their access until then.
 #[test]
 fn a_trace_ends_with_its_last_event_also_where_that_cannot_be_read() {
     let text = map(0, 1_000, 0x7000, 0x8000, 100) + &unmap(0, 2_000, 0x7000, 100);
@@ -558,7 +558,7 @@ fn what_is_cheaper_is_said_beside_what_is_chosen() {
     }
 }
 
-/// The timer costs more between other work than many times in a row.
+/// The timer costs more between other work than in a tight loop.
 #[test]
 fn the_timer_s_cost_is_what_measurements_of_nothing_found() {
     let timer = Timer::calibrated();

@@ -1,4 +1,4 @@
-//! Pages of ring buffers: what the kernel has recorded is what it would have printed; whatever else stands in a page is no obstacle.
+//! Pages of ring buffers: the recorded events equal the kernel's text; other page contents are skipped.
 
 use portcullis_trace::parse::{Line, Lists, parse_line};
 use portcullis_trace::ring::{Entry, Formats, Merge};
@@ -23,7 +23,7 @@ fn event(iova: u64) -> Vec<u8> {
     [&7_u16.to_ne_bytes()[..], &[0; 2], &5_u32.to_ne_bytes(), &iova.to_ne_bytes()].concat()
 }
 
-/// An entry: kind, time since the one before, and what follows.
+/// An entry: type, time since the previous one, and the rest.
 fn entry(kind: u32, since: u32, rest: &[u8]) -> Vec<u8> {
     [&(kind | since << 5).to_ne_bytes()[..], rest].concat()
 }
@@ -53,12 +53,12 @@ fn times_count_from_the_page_s_and_from_each_other() {
         0,
         &[
             entry(4, 5, &event(1)),
-            // One whose length stands behind its head.
+            // One whose length follows its header.
             entry(0, 6, &long(2)),
             // 2^27 nanoseconds and 3 more.
             entry(EXTEND, 3, &1_u32.to_ne_bytes()),
             entry(4, 1, &event(3)),
-            // Thrown away: its own time counts, but for one that it was given for none.
+            // Discarded: its own time counts, except the one for none.
             entry(PADDING, 10, &[&8_u32.to_ne_bytes()[..], &[0xff; 4]].concat()),
             entry(PADDING, 1, &4_u32.to_ne_bytes()),
             entry(4, 2, &event(4)),
@@ -88,13 +88,13 @@ fn losses_are_counted_as_the_kernel_counts_them() {
     assert_eq!([of(0, &stored), of(MISSED, &stored), of(MISSED | STORED, &stored)], [0, 1, 12]);
     assert_eq!(of(MISSED | STORED, &0_u64.to_ne_bytes()), 1);
     assert_eq!(of(MISSED | STORED, &[]), 1, "a number that is not there");
-    // What a recorder keeps of a page has the number.
+    // A recorder's copy of a page has the number.
     let page = [page(0, MISSED | STORED, &[entry(4, 0, &event(1))]), stored.to_vec(), vec![0; 9]].concat();
     assert_eq!(formats.used(&page).len(), page.len() - 9);
     assert_eq!(formats.lost_before(formats.used(&page)), 12);
 }
 
-/// Whatever stands behind a page's events, such as the number of lost ones.
+/// Whatever follows a page's events, such as the number of lost ones.
 #[test]
 fn a_page_is_empty_where_its_head_says_so() {
     let formats = formats();
@@ -109,7 +109,7 @@ fn a_page_is_empty_where_its_head_says_so() {
     assert!(formats.is_empty(&page(0, 0, &[entry(4, 0, &event(1))])[..15]), "a head that is cut");
 }
 
-/// A page is damaged where its head, its events or an event's length end behind it; what stands before that is read.
+/// A page is damaged if its header, its events or an event's length exceed it; everything before is read.
 #[test]
 fn a_page_that_ends_too_early_is_damaged() {
     let whole = page(9, 0, &[entry(4, 1, &event(1)), entry(4, 1, &event(2))]);
@@ -147,7 +147,7 @@ fn cpus_are_put_in_the_order_of_time_a_round_later() {
         format!("<...>-5 [{cpu:03}] 0.{ns:09}: unmap: IOMMU: iova={iova:#018x} - {iova:#018x}\n")
     };
     let rounds = merged(&[
-        // The first CPU was read before the second, which had an event later than that.
+        // The first CPU was read before the second, which had a later event.
         &[(0, at(10, 1)), (1, at(50, 2))],
         &[(0, at(30, 3)), (0, at(60, 4)), (1, at(70, 5))],
         &[],
@@ -161,7 +161,7 @@ fn cpus_are_put_in_the_order_of_time_a_round_later() {
 fn a_loss_stands_before_the_page_and_damage_behind_it() {
     let lost = page(9, 1 << 31, &[entry(4, 1, &event(1)), entry(4, 1, &event(2))]);
     let mut cut = page(20, 0, &[entry(4, 0, &event(3)), entry(4, 0, &event(4))]);
-    // Its second event says that it goes on behind the page's end.
+    // Its second event claims to extend beyond the page's end.
     cut[36] = 28;
     let text = merged(&[&[(1, lost), (1, cut)]]).concat();
     let what =
@@ -178,7 +178,7 @@ fn a_loss_stands_before_the_page_and_damage_behind_it() {
 const CPUS: [&[u8]; 2] = [include_bytes!("../ring/6.12/cpu0"), include_bytes!("../ring/6.12/cpu1")];
 const TEXT: &[u8] = include_bytes!("../ring/6.12/trace.txt");
 
-/// What that kernel says of its events: a line `== SYSTEM` before each.
+/// That kernel's descriptions of its events: a line `== SYSTEM` before each.
 fn described() -> Formats {
     let mut formats = Formats::new(include_str!("../ring/6.12/header_page")).unwrap();
     for part in include_str!("../ring/6.12/formats").split("== ").skip(1) {
@@ -188,7 +188,7 @@ fn described() -> Formats {
     formats
 }
 
-/// The lines of a text that are events: CPU, microseconds, rounded as the kernel does, and what happened.
+/// The event lines of a text: CPU, microseconds, rounded as the kernel does, and the rest.
 fn events(text: &[u8]) -> Vec<String> {
     let mut lists = Lists::default();
     let lines = text.split(|&byte| byte == b'\n').enumerate();
@@ -213,7 +213,7 @@ fn a_kernel_s_pages_say_what_its_text_says() {
     let (mut ours, mut kernels) = (events(&out), events(TEXT));
     assert!(kernels.len() > 100, "{} events", kernels.len());
     assert_eq!((merge.lost(), merge.events()), (0, kernels.len() as u64));
-    // Those of one microsecond may stand in another order.
+    // Events of one microsecond may be in another order.
     ours.sort();
     kernels.sort();
     for (ours, kernels) in ours.iter().zip(&kernels) {
@@ -267,7 +267,7 @@ fn what_is_passed_over_is_a_loss_and_time_goes_on_without_events() {
     assert_eq!((merge.events(), merge.lost()), (1, 7));
 }
 
-/// The line of an event of `system`, without what stands before its name.
+/// The line of an event of `system`, from its name on.
 fn line(system: &str, format: &str, data: &[u8]) -> String {
     let mut formats = Formats::new(HEADER).unwrap();
     formats.add(system, format).unwrap();
@@ -279,7 +279,7 @@ fn line(system: &str, format: &str, data: &[u8]) -> String {
 #[test]
 fn fields_that_this_guest_has_not_recorded_are_read() {
     let words = |words: &[u32]| words.iter().flat_map(|word| word.to_ne_bytes()).collect::<Vec<_>>();
-    // A place that counts from behind its own field, and what ends a name.
+    // A location that counts from behind its own field, and the end of a name.
     let vtd = "name: map_single\nID: 7\n\tfield:__rel_loc char[] dev_name;\toffset:8;\tsize:4;\tsigned:0;\n\
                \tfield:size_t size;\toffset:16;\tsize:8;\tsigned:0;\n";
     let data = [words(&[7, 0, 12 | 4 << 16, 0, 4096, 0]), b"d\n2\0".to_vec()].concat();
@@ -290,7 +290,7 @@ fn fields_that_this_guest_has_not_recorded_are_read() {
     let of = |virt_addr| [words(&[7, 0, 24 | 2 << 16, 77, virt_addr, 0]), b"d\0".to_vec()].concat();
     assert_eq!(line("dma", alloc, &of(0)), "dma_alloc: d dir=0x4d virt_addr=0\n");
     assert_eq!(line("dma", alloc, &of(5)), "dma_alloc: d dir=0x4d\n", "a kernel's address is private");
-    // A list that the kernel has cut, attributes without a name, and a name that is not where it should be.
+    // A truncated list, attributes without a name, and a name outside the event.
     let list = "name: dma_map_sg\nID: 7\n\tfield:__data_loc char[] device;\toffset:8;\tsize:4;\tsigned:0;\n\
                 \tfield:int full_nents;\toffset:12;\tsize:4;\tsigned:1;\n\tfield:bool truncated;\toffset:16;\tsize:1;\tsigned:0;\n\
                 \tfield:unsigned long attrs;\toffset:24;\tsize:8;\tsigned:0;\n";

@@ -4,7 +4,7 @@ use crate::common::{read_in, sample};
 use portcullis_trace::{Chunk, OpKind, ReadOptions, Trace, TraceError};
 use proptest::prelude::*;
 
-/// Reads anything; checks what must hold of the operations if it can be read.
+/// Reads anything; checks the invariants of the operations if it can be read.
 pub(super) fn survives(bytes: &[u8], max_events: usize) {
     let Ok((ops, _)) = read_in(bytes, ReadOptions::default(), max_events) else { return };
     let mut live = std::collections::HashMap::new();
@@ -100,7 +100,7 @@ fn an_overlong_line_is_passed_over() {
     assert_eq!(after.text_bytes, text.len() as u64 + 1, "each line and its end");
 }
 
-/// A chunk of large lists ends early, whatever it was to hold.
+/// A chunk of large lists ends early, whatever its requested size.
 #[test]
 fn a_chunk_holds_a_bounded_number_of_pieces() {
     let phys: Vec<String> = (0..128).map(|page| format!("{:#x}", page * 0x2000)).collect();

@@ -1,4 +1,4 @@
-//! What errors say, word for word, with what stands in files made visible.
+//! The text of errors, with file contents made visible.
 
 use std::io;
 
@@ -13,7 +13,7 @@ use portcullis_trace::{Format, TraceError, Warning};
 
 use crate::said::{assert_said, pair};
 
-/// A name that would wipe a terminal, and as it is shown.
+/// A name that would clear a terminal, and its escaped form.
 const ODD: &str = "a\u{1b}[2J";
 
 const EXPECTED: &str = "Expected is the text of Linux's tracefs, `perf script` or `trace-cmd report`, plain, gzip or zstd: \

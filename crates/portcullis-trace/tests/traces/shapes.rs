@@ -1,4 +1,4 @@
-//! Lines as they are found in bug reports and guides, names and addresses changed: each is read, and nothing is warned of.
+//! Lines from bug reports and guides, with changed names and addresses: each is parsed without a warning.
 
 use super::pairing::{iommu_map, iommu_unmap, lines, map, shape, unmap};
 use crate::common::{read, trace};
@@ -29,7 +29,7 @@ fn lines_of_bug_reports_are_read() {
     assert_eq!((summary.not_mapping_events, summary.other_events), (2, 1));
 }
 
-/// Kernels of phones have the device in the events of the IOMMU; VT-d's own events had it, too, and sizes of buffers.
+/// Phones' kernels have the device in IOMMU events; VT-d's own events had it, too, and buffer sizes.
 #[test]
 fn events_of_the_iommu_may_name_their_device() {
     let of = |map: &str, unmap: &str| {
@@ -53,15 +53,15 @@ fn events_of_the_iommu_may_name_their_device() {
             "{kind}"
         );
     }
-    // Two devices: whose it is, is not told.
+    // Two devices: the event does not tell which.
     let one = "map_single: dev=a dev_addr=0x1000 phys_addr=0x1000 size=4096".to_owned();
     let other = "map_single: dev=b dev_addr=0x9000 phys_addr=0x9000 size=4096".to_owned();
     let end = "unmap_single: dev=a dev_addr=0x1000 size=4096".to_owned();
     assert_eq!(read(&lines(&[one, other, end])).1.devices, ["iommu"]);
 }
 
-/// Linux 5.4 to 5.10 round the size of `map_single` to whole pages and leave the offset in the addresses; newer versions of `map_sg`
-/// have one event for each entry and round neither; those of bounce buffers have an aligned address of the device alone.
+/// Linux 5.4 to 5.10 round the size of `map_single` to whole pages and leave the offset in the addresses; newer versions of `map_sg` have
+/// one event for each entry and round neither; bounce buffers' events have an aligned device address only.
 #[test]
 fn mappings_by_vtd_s_own_events_are_whole_pages() {
     let of = |maps: &[&str], unmap: &str| {
@@ -88,7 +88,7 @@ fn mappings_by_vtd_s_own_events_are_whole_pages() {
         ),
         ends(&[(0x3_0000_0000, 8192), (0x3_1000_0000, 4096)])
     );
-    // Such an unmap is told twice, and so is each of a bounce buffer.
+    // Such an unmap is reported twice, and so is each of a bounce buffer.
     assert_eq!(
         of(
             &[
@@ -131,7 +131,7 @@ fn a_free_of_nothing_ends_nothing() {
     }
 }
 
-/// Also beside other attributes, and where a library prints these as a number.
+/// Also beside other attributes, and if a library prints these as a number.
 #[test]
 fn registers_are_known_by_their_attribute() {
     let words = |attrs: &str| {
@@ -180,7 +180,7 @@ fn an_unmap_ends_what_it_has_unmapped() {
     assert_eq!(of(end(0, 0)), (said(&["M0", "M1"]), 1));
 }
 
-/// The kernel's word for it has as many bits as its addresses.
+/// The kernel's error value has as many bits as its addresses.
 #[test]
 fn maps_that_failed_are_none() {
     for error in ["ffffffffffffffff", "ffffffff"] {
@@ -224,7 +224,7 @@ fn the_direction_of_allocations_is_read_where_it_is_one() {
         assert_eq!((shape(&ops), summary.warnings), (vec!["M0".to_owned(), "U0".into()], 0), "{event}");
         assert!(matches!(ops[0].0.kind, OpKind::Map { dir, .. } if dir == expected), "{event}: {:?}", ops[0]);
     }
-    // Of a map it has to be one.
+    // A map must have one.
     let (_, summary) = read(&lines(&[map(0x1000, 8, 0x1000).replace("TO_DEVICE", "0x8a2f")]));
     assert_eq!(summary.skipped, 1);
 }
@@ -253,8 +253,7 @@ fn what_perf_lost_is_counted_in_all_its_words() {
     assert_eq!(read(&text).1.lost_events, 12, "one loss is counted once");
 }
 
-/// A mapping of which only the IOMMU's events are known ends at its unmap, although that may be a `dma_*` event's until its CPU does
-/// something else.
+/// A mapping with only IOMMU events ends at its unmap, although that may be a `dma_*` event's until its CPU does something else.
 #[test]
 fn what_no_dma_event_claims_ends_in_time() {
     let first = [(0, 1, map(0x9_0000, 64, 0x9_0000)), (0, 2, unmap(0x9_0000, 64))];
@@ -272,6 +271,6 @@ fn what_no_dma_event_claims_ends_in_time() {
     assert_eq!(of(&[other(1, 900)]), (vec![2, 20], 1), "another does, later");
     assert_eq!(of(&[other(1, 30), other(1, 900)]), (vec![2, 30], 1), "and no earlier than the grace allows");
     assert_eq!(of(&[]), (vec![2, 20], 1), "the recording ends");
-    // Then it was a `dma_*` event's, of a mapping from before.
+    // Then it was a `dma_*` event's, of an earlier mapping.
     assert_eq!(of(&[(0, 21, unmap(0x1000, 0x1000)), other(0, 900)]), (vec![2], 0));
 }

@@ -1,5 +1,5 @@
-//! Whole outputs, compared with files in `tests/whole`: of recordings, each operation, each count and what a replay comes to; of lines, what
-//! is read of each after each small damage. With `PORTCULLIS_WRITE_TABLES=1` the tests write the files.
+//! Whole outputs, compared with files in `tests/whole`: for recordings, each operation, each count and the replay's results; for lines, the
+//! result after each small damage. With `PORTCULLIS_WRITE_TABLES=1` the tests write the files.
 
 #[path = "../../../portcullis/tests/golden/mod.rs"]
 mod golden;
@@ -21,7 +21,7 @@ fn path(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests").join(name)
 }
 
-/// All figures of a summary that are not the usual ones.
+/// All figures of a summary that are not the defaults.
 fn counts(summary: &Summary) -> String {
     let usual = [": 0,", ": {},", ": [],", ": None,", ": false,"];
     let all = format!("{summary:#?}\n");
@@ -56,7 +56,7 @@ fn operations(ops: &[Played]) -> String {
     text
 }
 
-/// All that is read of a recording.
+/// Everything read from a recording.
 fn read(bytes: &[u8], options: ReadOptions) -> String {
     match read_in(bytes, options, 7) {
         Ok((ops, summary)) => format!("{}{}\n", operations(&ops), counts(&summary)),
@@ -64,7 +64,7 @@ fn read(bytes: &[u8], options: ReadOptions) -> String {
     }
 }
 
-/// What every policy, but for that which measures, comes to on this hardware.
+/// The results of every policy, except the measuring one, on this hardware.
 fn replayed(bytes: &[u8], mut options: Options) -> String {
     options.policies.retain(|mode| *mode != Mode::Adaptive);
     let mut trace = Trace::from_bytes("test", bytes, ReadOptions::default()).unwrap();
@@ -115,7 +115,7 @@ fn options_read_as_before() {
     is_golden(path("whole/options.txt"), &text);
 }
 
-/// On each hardware, with each format, and with a device that tries whatever it can: of each the lines that VT-d has not.
+/// On each hardware, with each format, and with a hostile device: the lines that differ from VT-d's.
 #[test]
 fn replays_come_to_what_they_did() {
     let bytes = std::fs::read(path("whole/odd.trace")).unwrap();
@@ -175,7 +175,7 @@ fn lines_are_read_as_before() {
     for line in lines() {
         let whole = parsed(line.as_bytes());
         writeln!(text, "{}\n    {whole:?}", line.trim()).unwrap();
-        // A byte is missing, or another stands there: how often it comes to what.
+        // A missing byte, or a changed one: counts of each result.
         let mut comes_to = BTreeMap::<_, u64>::new();
         for at in 0..line.len() {
             for other in [None, Some(b'0'), Some(b'z'), Some(b' '), Some(b'=')] {

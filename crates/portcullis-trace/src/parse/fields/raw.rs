@@ -1,18 +1,17 @@
-//! Events as `perf script` and `trace-cmd report` print those whose format their library cannot parse: each field's bare
-//! value behind `[FAILED TO PARSE]`, and lists as the bytes that they have in memory, lowest first. libtraceevent 1.7 prints
-//! the events with lists of Linux 6.12 so.
+//! Events whose format the library of `perf script` and `trace-cmd report` cannot parse: bare field values after `[FAILED TO PARSE]`, and
+//! lists as bytes in memory order. libtraceevent 1.7 prints Linux 6.12's events with lists this way.
 
 use super::{Dir, Fields, ParseError, bad, decimal, is_nowhere, number, size};
 use crate::event::Direction;
 use crate::parse::Lists;
 
-/// What stands before the fields.
+/// The prefix of the fields.
 pub(super) const MARK: &[u8] = b"[FAILED TO PARSE] ";
 
 /// The attribute of other devices' registers, since Linux 6.18.
 const MMIO: u64 = 1 << 10;
 
-/// Entries of a list that the kernel records at most.
+/// The most list entries that the kernel records.
 const MOST_ENTRIES: u64 = 128;
 
 /// The device and the fields of `text`, which follows [`MARK`].
@@ -49,7 +48,7 @@ pub(super) fn read<'a>(text: &'a [u8], lists: &mut Lists) -> Result<(&'a [u8], F
     Ok((device.ok_or_else(|| bad("a field device=", text))?, fields))
 }
 
-/// A field's value, and what follows it. A device's name may have blanks in it: a value ends where a word with `=` begins.
+/// A field's value, and the rest. A device name may contain blanks: a value ends before a word with `=`.
 fn value_of(text: &[u8]) -> (&[u8], &[u8]) {
     let end = if text.starts_with(b"ARRAY[") {
         memchr::memchr(b']', text).map_or(text.len(), |at| at + 1)
@@ -70,7 +69,7 @@ fn direction(value: &[u8]) -> Option<Direction> {
     }
 }
 
-/// How many entries are recorded, and how many there were.
+/// Recorded entries, and all entries.
 fn counts<'a>(value: &[u8], field: &'a [u8]) -> Result<(u64, u64), ParseError<'a>> {
     let full = decimal(value, field)?;
     Ok((full.min(MOST_ENTRIES), full))

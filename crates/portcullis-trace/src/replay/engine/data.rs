@@ -1,4 +1,4 @@
-//! What devices do with the memory behind their mappings, and what drivers find there.
+//! The devices' accesses to mapped memory, and the drivers' checks.
 
 use portcullis::addr::{Direction, Permissions, PhysAddr, PhysSegment};
 use portcullis_model::Segment as Piece;
@@ -16,8 +16,8 @@ use crate::replay::{ReplayError, painted};
 use crate::{MapId, Op};
 
 impl Engine {
-    /// Has the device transfer `len` bytes from `offset` on, as far as the mapping goes. What it has written, where that
-    /// is to be looked for.
+    /// The device transfers `len` bytes from `offset` on, as far as the mapping goes. Returns what it has written, if that is to be
+    /// verified.
     pub(super) fn access(&mut self, id: MapId, offset: u64, len: u64) -> Option<Pattern> {
         let live = self.live.get(id as usize).and_then(Option::as_ref)?;
         let (first, end) = (offset, offset.saturating_add(len).min(live.bytes()));
@@ -32,8 +32,7 @@ impl Engine {
         (live.direction != Direction::ToDevice && !live.overlaps).then_some(written)
     }
 
-    /// A transfer of a mapping whose buffer the device has itself: where it goes is all that there is to be checked.
-    /// How many pieces went elsewhere.
+    /// A transfer of a mapping without a copy: only its addresses are checked. Returns how many pieces went elsewhere.
     fn access_directly(&self, live: &Live, first: u64, end: u64) -> u64 {
         let permissions = live.direction.permissions();
         let device = model_device(live.device);
@@ -43,9 +42,8 @@ impl Engine {
         wrong.sum()
     }
 
-    /// A transfer of the bytes from `first` to `end` of a mapping that may be a copy: the device reads what is
-    /// `expected` where its driver has put that, which was in the places of `filled`, and writes `written`, each if the
-    /// direction says so. How much went wrong.
+    /// A transfer of the bytes from `first` to `end` of a mapping that may be a copy: as the direction allows, the device reads, and
+    /// verifies the `expected` bytes that its driver has put in `filled`, and writes `written`. Returns the number of errors.
     fn access_bytes(
         &self,
         live: &Live,
@@ -66,7 +64,7 @@ impl Engine {
                 done += len;
             };
             if self.iommu.translate_each(model_device(live.device), iova, len, permissions, each).is_err() {
-                // A fault, and counted as one.
+                // A fault, counted as such.
                 return wrong;
             }
         }
@@ -75,8 +73,7 @@ impl Engine {
             return wrong;
         }
         if permissions.allows(Permissions::READ) && !live.overlaps {
-            // What is read from the buffer itself may be another mapping's of the same memory by now; that it is read
-            // from there has been checked.
+            // An uncopied buffer may by now have another mapping's bytes of the same memory; its address has been checked.
             let filled = Places { within: (first, end), ..self.places(&live.memory, filled) };
             wrong += Bytes::new(bytes, &reached, first).wrong(filled, expected, is_pool);
         }
@@ -86,8 +83,8 @@ impl Engine {
         wrong
     }
 
-    /// A sync of a part of a mapping, by the pool or the device. The time of one by the pool is a part of what all maps
-    /// (for the device) or unmaps (for the CPU) took.
+    /// A sync of a part of a mapping, by the pool or the device. A pool's time is added to that of all maps (for the device) or unmaps (for
+    /// the CPU).
     pub(super) fn sync(&mut self, op: &Op, id: MapId, side: Side, (offset, len): (u64, u64)) {
         self.follow(len >> 12);
         let written = if side == Side::Cpu { self.access(id, offset, len) } else { None };
@@ -129,7 +126,7 @@ impl Engine {
             if side == Side::Device {
                 self.violations += self.access_bytes(live, part, (changed, part), None);
             }
-            // As it was, so that the device knows what to find later.
+            // Restored, so that the device knows what to expect later.
             self.put_original(&live.memory, part, live.pattern);
             if let (Err(error), _) = self.sync_in_pool(live, Side::Device, part) {
                 self.fail(ReplayError::Sync { line: op.line, error });
@@ -159,7 +156,7 @@ impl Engine {
         }
     }
 
-    /// The driver looks into a part of its buffer. How much is not as its device wrote it.
+    /// The driver verifies a part of its buffer. Returns the differences from the device's bytes.
     pub(super) fn wrong_original(&self, buffer: &[PhysSegment], part: (u64, u64), pattern: Pattern) -> u64 {
         let Some(bytes) = &self.bytes else { return 0 };
         Bytes::new(bytes, buffer, 0).wrong(self.places(buffer, part), pattern, |_| true)
@@ -169,7 +166,7 @@ impl Engine {
         Places { buffer, first, end, within: (first, end), in_full: self.painter.is_some() }
     }
 
-    /// Gives the memory of `scratch` bytes. Where there are too many, memory of no live mapping is forgotten first.
+    /// Allocates bytes for the memory of `scratch`. If there are too many, frees those of unmapped memory first.
     pub(super) fn back(&self) -> bool {
         let Some(bytes) = &self.bytes else { return true };
         let in_paint = self.painter.is_some();
@@ -180,12 +177,12 @@ impl Engine {
         bytes.could_hold(&self.scratch) && self.forget() && back(&self.scratch)
     }
 
-    /// Forgets the bytes of memory that is in no live mapping, nor in `scratch`. Whether there was any to speak of.
+    /// Frees the bytes of memory that is neither mapped nor in `scratch`. Returns whether that was worthwhile.
     pub(super) fn forget(&self) -> bool {
         let Some(bytes) = self.bytes.as_ref().filter(|bytes| bytes.may_forget()) else { return false };
         let in_paint = self.painter.is_some();
         let waiting = self.ports.iter().flat_map(|port| port.waiting());
-        // What belongs to no lane has bytes only where somebody paints.
+        // Mappings without a lane have bytes only with paint.
         let live = self.live.iter().flatten().filter(|live| live.lane.is_some() || in_paint);
         let lists = live.chain(waiting).map(|live| &live.memory);
         let needed: FxHashSet<u64> =

@@ -1,12 +1,12 @@
-//! When lanes are to be committed, the earliest first.
+//! Commit deadlines of lanes, earliest first.
 //!
-//! A lane enters when something begins to wait in it. What was committed before its time stays here until then, and is told from
-//! what is due by the lane itself. Cost: O(log n) for n lanes with something that waits, and for those.
+//! A lane enters with its first pending unmap. After an earlier commit its entry stays until its time; the lane itself then says that it is
+//! not due. Cost: O(log n) for n entries.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 
-/// A lane of a device, and when it is to be committed. In the order of time, and of devices and lanes where that is the same.
+/// A lane of a device, and its deadline. Sorted by time, then device and lane.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Due {
     pub(super) due_ns: u64,

@@ -1,4 +1,4 @@
-//! The end of a replay: figures, and the domains' own account held against what was observed.
+//! The end of a replay: figures, and the domains' own counts checked against the observed ones.
 
 use portcullis::domain::Policy;
 use portcullis::exposure::Exposure;
@@ -11,15 +11,15 @@ use crate::replay::port::Port;
 use crate::replay::report::{self, PolicyReport};
 
 impl Engine {
-    /// Settles the account at `end_ns`, the time of the trace's last event; what waits for a commit gets it then.
+    /// Ends the replay at `end_ns`, the time of the trace's last event, which commits everything pending.
     pub(in crate::replay) fn finish(mut self, work_ns: f64, end_ns: u64) -> PolicyReport {
         let end_ns = end_ns.max(self.last_time_ns);
         self.commit_due(end_ns);
         self.go_to(self.last_cpu, end_ns);
         self.last_time_ns = end_ns;
-        // The driver goes away.
+        // The driver unloads.
         self.commit_by(end_ns, u64::MAX);
-        // Queues keep part of the account to themselves, until they commit. What is mapped to the end waits for nothing.
+        // Queues report their counts at a commit. Mappings that live to the end have none.
         self.ports.iter_mut().for_each(Port::settle);
         self.retry_all(false);
         self.look_at_all();
@@ -43,7 +43,7 @@ impl Engine {
             Policy::Lazy { window_ns } => window_ns,
             _ => 0,
         };
-        // Where policies change: whatever was the longest. Each mapping's own window is what the retries check.
+        // With changing policies: the longest window. Retries check each mapping's own window.
         let changed_ns = self.hostile.as_ref().and_then(Hostile::longest_window_ns).unwrap_or(0);
         let late = u64::from(exposure.longest_stale_ns > window_ns.max(changed_ns));
         let counted = translated.then(|| self.counted());
@@ -52,7 +52,7 @@ impl Engine {
             |count: u64| if stats.accesses == 0 { 0.0 } else { count as f64 / stats.accesses as f64 };
         let byte_s = |byte_ns: u128| byte_ns as f64 / 1e9;
         let painted = self.painter.as_ref().map(|painter| painter.found);
-        // The other policies that translate protect the page.
+        // The other translating policies protect pages.
         let shown = painted.filter(|_| self.mode.protects_bytes()).map_or(0, |painted| painted.shown());
         let drivers = || self.ports.iter().map(|port| &port.driver);
         PolicyReport {
@@ -99,7 +99,7 @@ impl Engine {
         }
     }
 
-    /// What was chosen for each device.
+    /// The choices for each device.
     fn choices(&self) -> Vec<Choices> {
         let mut all: Vec<Choices> =
             self.ports.iter().map(|port| Choices::new(port.device as usize, &port.explain())).collect();
@@ -107,7 +107,7 @@ impl Engine {
         all.into_iter().filter(|choices| !choices.rows.is_empty()).collect()
     }
 
-    /// What the domains say that they have left exposed.
+    /// The domains' counts of exposure.
     fn counted(&self) -> Exposure {
         let domains = self.ports.iter().map(|port| port.driver.exposure());
         domains.fold(Exposure::default(), |sum, one| Exposure {
@@ -118,10 +118,10 @@ impl Engine {
     }
 }
 
-/// Whether more was observed than counted, by more than the sampled clock explains. (Less may well be: the IOTLB
-/// forgets by itself, and buffers share pages.)
+/// Whether more was observed than counted, by more than the sampled clock explains. (Less is normal: the IOTLB evicts entries, and buffers
+/// share pages.)
 fn is_more(observed: &Exposed, counted: &Exposure) -> bool {
-    // A twentieth, and what some pages make in a millisecond.
+    // A twentieth, and some pages for a millisecond.
     let explained = |counted: u128| counted + counted / 20 + (64 << 12) * 1_000_000;
     observed.stale_byte_ns > explained(counted.stale_byte_ns)
         || observed.neighbour_byte_ns > explained(counted.neighbour_byte_ns)
@@ -132,7 +132,7 @@ fn is_more(observed: &Exposed, counted: &Exposure) -> bool {
 mod tests {
     use super::*;
 
-    /// A twentieth more, and 64 pages for a millisecond; of the longest time nothing.
+    /// A twentieth more, and 64 pages for a millisecond; nothing for the longest time.
     #[test]
     fn what_was_observed_may_exceed_what_was_counted_by_what_the_clock_explains() {
         let counted = Exposure { stale_byte_ns: 20_000, neighbour_byte_ns: 40_000, longest_stale_ns: 7 };

@@ -1,4 +1,4 @@
-//! Mappings: made, and ended.
+//! Making and ending mappings.
 
 use portcullis::addr::{Direction, DmaSegment, Permissions, PhysAddr, PhysSegment};
 use portcullis::dma::{DmaMapError, Ended, RawMapping};
@@ -14,7 +14,7 @@ use crate::replay::mode::Mode;
 use crate::{MapId, Op, Origin};
 
 impl Engine {
-    /// Makes the mapping of what is in `scratch`.
+    /// Maps `scratch`.
     pub(super) fn map(
         &mut self,
         op: &Op,
@@ -36,10 +36,10 @@ impl Engine {
         let waited_ns = self.queue.waited_ns();
         let (mut result, mut ticks) = self.map_in(device, lane, direction, &mut view);
         if let (Err(DmaMapError::Full), Some(full)) = (&result, lane) {
-            // What waits for a commit may make room; else the mapping is too large, or the oldest too old.
+            // A commit of pending unmaps may make room; otherwise the mapping is too large, or the oldest too old.
             ticks += self.commit(device, full, op.time_ns);
             if self.painter.is_some() {
-                // What has ended is painted over, and may have been the same memory.
+                // Ended mappings are painted over, and may have had the same memory.
                 self.put_original(&self.scratch, (0, u64::MAX), pattern);
             }
             let again = self.map_in(device, lane, direction, &mut view);
@@ -52,7 +52,7 @@ impl Engine {
         }
         let is_refused = |engine: &Self| engine.bytes.as_ref().is_some_and(|bytes| bytes.was_refused());
         if result.is_err() && is_refused(self) {
-            // Bytes of the trace's memory have taken the room that bounce buffers want.
+            // Bytes of the trace's memory use the room of bounce buffers.
             if !self.forget() {
                 return Err(self.no_bytes(line));
             }
@@ -95,13 +95,13 @@ impl Engine {
         self.live[at] = Some(live);
         self.alive += 1;
         if origin == Origin::Coherent {
-            // Rings are used as long as they exist; once shows that they can be.
+            // Rings are used as long as they exist; one access shows that they can be.
             self.access(id, 0, u64::MAX);
         }
         Ok(())
     }
 
-    /// The library's call, and the ticks it took without the model's part.
+    /// The library's call; returns the ticks without the model's part.
     fn map_in(
         &mut self,
         device: usize,
@@ -116,7 +116,7 @@ impl Engine {
         (result, ticks.saturating_sub(self.queue.ticks() - spent_by_model))
     }
 
-    /// Measures nothing, before one call in 16: what measuring costs here.
+    /// An empty measurement, before one call in 16: the cost of measuring here.
     fn measure_nothing(&mut self) {
         if (self.operations + self.ended).is_multiple_of(16) {
             let start = self.timer.ticks();
@@ -125,8 +125,7 @@ impl Engine {
         }
     }
 
-    /// The driver writes what its device is to find into the memory of `scratch`, where that has bytes. With what;
-    /// `None` where there cannot be so many bytes.
+    /// The driver fills the memory of `scratch` for its device, if it has bytes. Returns the pattern; `None` if there are too many bytes.
     fn fill(
         &mut self,
         line: u64,
@@ -149,14 +148,14 @@ impl Engine {
             return None;
         }
         let pattern = self.next_pattern(device);
-        // In a painted page what is mapped must show, whichever way it goes.
+        // With paint, mapped memory must be distinguishable in any direction.
         if direction.permissions().allows(Permissions::READ) || self.painter.is_some() {
             self.put_original(&self.scratch, (0, u64::MAX), pattern);
         }
         Some(pattern)
     }
 
-    /// The library has refused what is in `scratch`.
+    /// The library has refused `scratch`.
     fn refused(&mut self, line: u64, error: DmaMapError) {
         if let (Some(painter), Some(bytes)) = (&self.painter, &self.bytes) {
             painter.refused(bytes, &self.scratch);
@@ -164,7 +163,7 @@ impl Engine {
         self.not_made(ReplayError::Map { line, error });
     }
 
-    /// What is in `scratch` is not mapped, and the replay goes on.
+    /// `scratch` is not mapped, and the replay goes on.
     fn not_made(&mut self, error: ReplayError) {
         self.share.unmap(pages(&self.scratch));
         self.fail(error);
@@ -178,7 +177,7 @@ impl Engine {
         let pages = pages(&live.memory);
         self.follow(pages);
         self.share.unmap(pages);
-        // The transfer happens before the driver ends the mapping: here, as late as can be.
+        // The transfer happens just before the driver ends the mapping.
         let written = self.access(id, 0, u64::MAX);
         let Some(mut live) = self.live.get_mut(id as usize).and_then(Option::take) else { return };
         self.alive -= 1;
@@ -200,7 +199,7 @@ impl Engine {
                 }
             }
             (Ok(Ended::Flushed(())), Some(lane)) => {
-                // It is over at once, so nothing becomes due.
+                // It ends at once, so nothing becomes due.
                 let _ = self.ports[device].hold(lane, live, op.time_ns);
                 self.settle(device, lane, op.time_ns);
             }
@@ -212,14 +211,14 @@ impl Engine {
         }
     }
 
-    /// There is no room for the bytes of the mapping in hand.
+    /// There is no room for the bytes of the current mapping.
     fn no_bytes(&self, line: u64) -> ReplayError {
         let bytes = pages(&self.scratch).saturating_mul(FRAME_SIZE);
         self.share.no_bytes(line, self.mode.name(), bytes)
     }
 }
 
-/// Whether a byte is in two parts of a list.
+/// Whether two parts of a list overlap.
 pub(super) fn overlap(list: &[PhysSegment]) -> bool {
     let end = |part: &PhysSegment| part.phys.get().saturating_add(part.len);
     if list.windows(2).all(|pair| end(&pair[0]) <= pair[1].phys.get()) {

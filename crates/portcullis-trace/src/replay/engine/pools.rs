@@ -1,4 +1,4 @@
-//! The queues of a replay's devices, and what they copy through.
+//! The queues of a replay's devices, and the memory of their copies.
 
 use std::sync::Arc;
 
@@ -23,8 +23,7 @@ const SWIOTLB: SwiotlbConfig = SwiotlbConfig {
 };
 
 impl Engine {
-    /// Makes what mappings of a device come from, as its driver would when it starts. What it waits for then, and asks
-    /// for, is no part of the trace's figures.
+    /// Makes a device's resources, as its driver would when it starts. Their waits and requests are not in the trace's figures.
     pub(super) fn prepare(
         &mut self,
         device: usize,
@@ -42,18 +41,18 @@ impl Engine {
         Ok(())
     }
 
-    /// Invalidations that the hardware was asked for.
+    /// Invalidation requests.
     pub(super) fn invalidations(&self) -> u64 {
         let stats = self.iommu.stats();
         stats.range_invalidations + stats.domain_invalidations
     }
 
-    /// Bytes that were copied.
+    /// Copied bytes.
     pub(super) fn copied_bytes(&self) -> u64 {
         self.bytes.as_ref().map_or(0, |bytes| bytes.copied_bytes())
     }
 
-    /// What its queues copy through, if they do.
+    /// The memory of its queues' copies, if they copy.
     pub(super) fn copies(&mut self) -> Result<Copies, ReplayError> {
         let Some(bytes) = self.bytes.as_ref().filter(|_| self.mode.copies()) else {
             return Ok(Copies::None);

@@ -1,4 +1,4 @@
-//! Replays by one policy, in little memory and with little to follow.
+//! Replays by one policy, with small limits of memory and time.
 
 use portcullis::domain::Policy;
 
@@ -24,7 +24,7 @@ fn unmap(us: u64, at: u64, pages: u64) -> (u64, String) {
     event(us, "unmap_page", at, pages, "attrs=")
 }
 
-/// An engine that has replayed `events`, and what became of them.
+/// An engine that has replayed `events`, and the result.
 fn run(
     mode: Mode,
     page_tables: &str,
@@ -39,7 +39,7 @@ fn run(
     })
 }
 
-/// The same, by an engine with which something is done `before`.
+/// The same, with something done to the engine `before`.
 fn run_after(
     mode: Mode,
     page_tables: &str,
@@ -71,7 +71,7 @@ fn finished((engine, result): (Engine, Result<(), ReplayError>)) -> PolicyReport
     report
 }
 
-/// Parts side by side share nothing, in whichever order they stand.
+/// Adjacent parts share nothing, in any order.
 #[test]
 fn parts_overlap_where_they_share_a_byte() {
     let overlap = |list: &[(u64, u64)]| {
@@ -108,7 +108,7 @@ fn an_allocation_takes_the_whole_pages_it_touches() {
     }
 }
 
-/// Each ring has a colour of its own: their descriptors would drive each other out of the same few sets of a cache.
+/// Each ring has a colour of its own: otherwise their descriptors would evict each other from the same few cache sets.
 #[test]
 fn each_ring_of_each_device_has_the_next_colour() {
     let mut events: Events = Vec::new();
@@ -134,7 +134,7 @@ fn each_ring_of_each_device_has_the_next_colour() {
     }
 }
 
-/// One call in 16, of maps and of unmaps, measures the cost of measuring first.
+/// One call in 16, of maps and of unmaps, is preceded by an empty measurement.
 #[test]
 fn nothing_is_measured_as_often_before_unmaps_as_before_maps() {
     let maps = (0..40).map(|n| map(n, 0x100_0000 + (n << 12), 1));
@@ -144,7 +144,7 @@ fn nothing_is_measured_as_often_before_unmaps_as_before_maps() {
     assert_eq!((engine.operations, engine.ended, engine.empty.count()), (40, 40, 5));
 }
 
-/// A MiB, of which a quarter is for bounce buffers, and a directory takes 13 pages.
+/// A MiB, with a quarter for bounce buffers; a directory takes 13 pages.
 #[test]
 fn bytes_of_mappings_that_live_or_wait_for_their_commit_are_not_forgotten() {
     let events: Events = vec![
@@ -154,7 +154,7 @@ fn bytes_of_mappings_that_live_or_wait_for_their_commit_are_not_forgotten() {
         map(20_000, 0x200_0000, 10),
         map(20_001, 0x300_0000, 10),
         unmap(20_002, 0x200_0000, 10),
-        // For these the bytes of the first must go, and of no other.
+        // For these only the bytes of the first must be freed.
         map(20_003, 0x400_0000, 100),
         unmap(20_004, 0x300_0000, 10),
         unmap(20_005, 0x400_0000, 100),
@@ -168,7 +168,7 @@ fn bytes_of_mappings_that_live_or_wait_for_their_commit_are_not_forgotten() {
         bytes.read(PhysAddr::new(0x100_0000), &mut of_first);
         assert_eq!(bytes.strays(), 1, "the first are forgotten");
     }
-    // Where nothing may be forgotten, there are too many.
+    // If nothing may be freed, there are too many.
     let live: Events = vec![map(0, 0x100_0000, 120), map(1, 0x400_0000, 100)];
     let (_, result) = run(Mode::StrictBatch, "vtd-ss", &live, |share| share.bytes = 1 << 20, true);
     assert_eq!(
@@ -178,7 +178,7 @@ fn bytes_of_mappings_that_live_or_wait_for_their_commit_are_not_forgotten() {
     );
 }
 
-/// 16 MiB: three quarters fill with bytes of what is mapped and unmapped, and then bounce buffers want 5 MiB.
+/// 16 MiB: three quarters fill with bytes of mapped and unmapped memory, and then bounce buffers need 5 MiB.
 #[test]
 fn bounce_buffers_have_the_room_of_bytes_that_nobody_needs() {
     let at = |n: u64| 0x100_0000 + (n << 17);
@@ -195,8 +195,7 @@ fn bounce_buffers_have_the_room_of_bytes_that_nobody_needs() {
     assert_eq!(bytes.strays(), 1, "its bytes are forgotten");
 }
 
-/// A slot that a device is to write has the driver's bytes first, where that is asked for, of policies that copy for drivers which
-/// nobody changes.
+/// A device-written slot first gets the driver's bytes, if requested, under policies that copy for unmodified drivers.
 #[test]
 fn what_a_device_is_to_write_is_copied_in() {
     for (mode, dir, copies_in, copied) in [
@@ -213,7 +212,7 @@ fn what_a_device_is_to_write_is_copied_in() {
             &events,
             |_| (),
             |engine| {
-                // What is painted has bytes whichever way it goes.
+                // Painted memory has bytes in any direction.
                 engine.paint(Paint { every_ops: u64::MAX });
                 engine.copies_in(copies_in);
             },
@@ -244,25 +243,25 @@ fn pages_are_followed_when_they_are_mapped_synced_and_unmapped() {
         let Err(ReplayError::TooManyPages { line: 2, pages: 6000, most: 4024, .. }) = result else {
             panic!("{}: {result:?}", second.1)
         };
-        // A mapping that is too much is not made.
+        // A mapping beyond the limit is not made.
         assert!(!second.1.starts_with("dma_map") || (engine.operations, engine.alive) == (1, 1));
         let (_, result) = run(STRICT, "vtd-ss", &events, |share| share.most = 6000 - 2048, false);
         assert!(result.is_ok());
     }
 }
 
-/// Time that goes by with nothing to do costs something, too: eight looks as much as a page.
+/// Idle time costs something, too: eight timer checks as much as a page.
 #[test]
 fn looks_at_what_is_idle_are_followed() {
     let events: Events = (0..20)
         .flat_map(|n| [map(n * 100_000, 0x100_0000, 1), unmap(n * 100_000 + 1, 0x100_0000, 1)])
         .collect();
     let pages = |mode| run(mode, "vtd-ss", &events, |_| (), false).0.share.pages;
-    // A window ends after each unmap but the last.
+    // A window ends after each unmap except the last.
     assert_eq!((pages(STRICT), pages(Mode::Each(Policy::LAZY))), (40, 42));
 }
 
-/// What was not made is not alive, and what an allocator has rounded up goes as it came.
+/// A failed map is not live, and an allocator's rounding is undone with its free.
 #[test]
 fn the_account_of_live_pages_has_what_is_alive() {
     let live = |mode, format: &str, events: &Events| {
