@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: GPL-2.0 OR MIT */
-/* What differs between kernels, each with its reason. The rest of the module is written for the newest. */
+/* Differences between kernels, each with its reason. The rest of the module is written for the newest. */
 #ifndef PORTCULLIS_COMPAT_H
 #define PORTCULLIS_COMPAT_H
 
@@ -16,7 +16,7 @@
 #error "Portcullis needs Linux 6.1 or later: before, a group of devices had no owner that keeps other drivers out"
 #endif
 
-/* 6.12 calls it ARCH_HAS_DMA_OPS, as only some architectures let a device have operations of its own. */
+/* 6.12 calls it ARCH_HAS_DMA_OPS, because only some architectures allow per-device operations. */
 #if !IS_ENABLED(CONFIG_ARCH_HAS_DMA_OPS) && !IS_ENABLED(CONFIG_DMA_OPS)
 #error "Portcullis needs a kernel with CONFIG_ARCH_HAS_DMA_OPS (before 6.12: CONFIG_DMA_OPS): without it no module can stand between a driver and its device. On x86, any driver that selects it (CONFIG_AMD_GART=y, Xen) turns it on; Debian's kernels have it."
 #endif
@@ -28,8 +28,8 @@
 #endif
 
 /*
- * 6.12 calls the IOMMU's operations directly where a device has this flag, and asks dma_ops only where it has not. 7.1 moved the flag to a
- * bitmap with accessors. Before, iommu_dma_ops was a table like ours.
+ * 6.12 calls the IOMMU's operations directly for a device with this flag, and uses dma_ops only without it. 7.1 moved the flag to a bitmap with
+ * accessors. Before, iommu_dma_ops was a table like ours.
  */
 #if KERNEL_AT_LEAST(7, 1)
 static inline bool pcs_get_dma_iommu(struct device *dev) { return dev_dma_iommu(dev); }
@@ -43,8 +43,7 @@ static inline void pcs_put_dma_iommu(struct device *dev, bool on) { }
 #endif
 
 /*
- * 6.10 skips syncs where this flag is set. dma_set_mask sets it anew, from the operations; but a driver that sets no mask has what was there
- * before us.
+ * 6.10 skips syncs while this flag is set. dma_set_mask recomputes it from the operations; but a driver that sets no mask keeps the old value.
  */
 #if KERNEL_AT_LEAST(7, 1)
 static inline bool pcs_get_skip_sync(struct device *dev) { return dev_dma_skip_sync(dev); }
@@ -57,7 +56,7 @@ static inline bool pcs_get_skip_sync(struct device *dev) { return false; }
 static inline void pcs_put_skip_sync(struct device *dev, bool on) { }
 #endif
 
-/* 6.19 maps physical addresses where it mapped pages and resources: one operation, with DMA_ATTR_MMIO for the latter. */
+/* 6.19 maps physical addresses instead of pages and resources: one operation, with DMA_ATTR_MMIO for the latter. */
 #if KERNEL_AT_LEAST(6, 19)
 #define PCS_MAPS_PHYS 1
 #else
@@ -66,19 +65,19 @@ static inline void pcs_put_skip_sync(struct device *dev, bool on) { }
 #ifndef DMA_ATTR_MMIO
 #define DMA_ATTR_MMIO 0
 #endif
-/* 7.1 marks what driver and device use at once for long, so that a copy would be wrong. Before, nothing tells it from others. */
+/* 7.1 marks memory that driver and device use at the same time for long, for which a copy would be wrong. Before, nothing distinguishes it. */
 #ifndef DMA_ATTR_REQUIRE_COHERENT
 #define DMA_ATTR_REQUIRE_COHERENT 0
 #endif
 
-/* 6.12 took these two operations away: memory in pieces is then of alloc_pages, in one piece. */
+/* 6.12 removed these two operations: non-contiguous allocations then use alloc_pages, in one piece. */
 #if KERNEL_AT_LEAST(6, 12)
 #define PCS_NONCONTIGUOUS 0
 #else
 #define PCS_NONCONTIGUOUS 1
 #endif
 
-/* 6.9 gave it this name, as a macro took the other. */
+/* 6.9 renamed it, because a macro took the old name. */
 #if KERNEL_AT_LEAST(6, 9)
 #define PCS_ALLOC_PAGES alloc_pages_op
 #else
@@ -86,8 +85,8 @@ static inline void pcs_put_skip_sync(struct device *dev, bool on) { }
 #endif
 
 /*
- * 6.3 merged the functions for the two contexts into one that is told. Before, no module may map a list where it may not sleep: it is mapped
- * piece by piece.
+ * 6.3 merged the functions for the two contexts into one with a GFP argument. Before, a module may not map a list in atomic context: it is
+ * mapped piece by piece.
  */
 #if KERNEL_AT_LEAST(6, 3)
 #define PCS_MAPS_LISTS 1
@@ -115,7 +114,7 @@ static inline ssize_t pcs_map_list(struct iommu_domain *domain, u64 iova, struct
 }
 #endif
 
-/* Whether a device may fetch translations and use them past its domain; without the option none does. */
+/* Whether a device may use ATS, with translations beyond its domain; without the option none does. */
 static inline bool pcs_has_ats(struct device *dev)
 {
 #ifdef CONFIG_PCI_ATS
@@ -125,14 +124,14 @@ static inline bool pcs_has_ats(struct device *dev)
 #endif
 }
 
-/* 6.16 gave the list of tables to be freed a type of its own. */
+/* 6.16 gave the list of page tables to free a type of its own. */
 #if KERNEL_AT_LEAST(6, 16)
 static inline bool pcs_frees_tables(const struct iommu_iotlb_gather *gather) { return !list_empty(&gather->freelist.pages); }
 #else
 static inline bool pcs_frees_tables(const struct iommu_iotlb_gather *gather) { return !list_empty(&gather->freelist); }
 #endif
 
-/* 6.11 makes a domain for a device, and not for all of a bus, whose IOMMUs may differ. */
+/* 6.11 allocates a domain for a device, not for a whole bus, whose IOMMUs may differ. */
 #if KERNEL_AT_LEAST(6, 11)
 static inline struct iommu_domain *pcs_paging_domain(struct device *dev) { return iommu_paging_domain_alloc(dev); }
 #else
@@ -144,7 +143,7 @@ static inline struct iommu_domain *pcs_paging_domain(struct device *dev)
 }
 #endif
 
-/* 6.13 has this function; the two that it stands for are gone by now. */
+/* 6.13 has this function; the two that it replaces are gone by now. */
 static inline void pcs_timer_setup(struct hrtimer *timer, enum hrtimer_restart (*function)(struct hrtimer *))
 {
 #if KERNEL_AT_LEAST(6, 13)

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
 /*
- * Memory that a driver and its device share for long: in one piece where there is one, else in as few as there are, in a row for the device and
- * for the kernel. It is never copied, and ends strictly. Where an unmap is refused, or a failed map could not be undone, the memory is not
- * freed: the device may still reach it.
+ * Long-lived memory that a driver and its device share: contiguous if possible, otherwise in few pieces, with consecutive addresses for the
+ * device and for the kernel. It is never copied, and ends strictly. If an unmap is refused, or a failed map could not be undone, the memory is
+ * not freed: the device may still reach it.
  */
 #include <linux/log2.h>
 #include <linux/slab.h>
@@ -10,14 +10,14 @@
 
 #include "ops.h"
 
-/* Up to this order one piece is asked for first, as the page allocator has them without much work. */
+/* Up to this order one piece is tried first, because the page allocator easily finds it. */
 #define EASY_ORDER 3
-/* Pieces of what is larger: 2 MiB, one entry of a page table on x86-64. */
+/* Pieces of larger memory: 2 MiB, one page-table entry on x86-64. */
 #define LARGEST_ORDER 9
 
 static gfp_t memory_of(gfp_t gfp)
 {
-	/* Addresses are translated: any memory does. */
+	/* Addresses are translated: any memory will do. */
 	return (gfp & ~(__GFP_DMA | __GFP_DMA32 | __GFP_HIGHMEM | __GFP_COMP)) | __GFP_ZERO;
 }
 
@@ -72,15 +72,15 @@ static void put_pages(struct page **pages, size_t count)
 }
 
 /*
- * Pages for the next of `count`: as many in one piece as there are, up to the order of the last piece, and at least one. Returns their order, or
- * a negative value.
+ * Allocates pages for the next of `count`: a piece as large as possible, up to the order of the last piece, and at least one page. Returns the
+ * order, or a negative value.
  */
 static int alloc_piece(struct device *dev, size_t count, int last_order, gfp_t gfp, struct page **first)
 {
 	int order;
 
 	for (order = min_t(int, ilog2(count), last_order); order >= 0; order--) {
-		/* One page is worth an effort, a piece is not. */
+		/* Retry hard only for a single page. */
 		*first = alloc_pages_node(dev_to_node(dev), order ? gfp | __GFP_NORETRY | __GFP_NOWARN : gfp, order);
 		if (*first) {
 			split_page(*first, order);
@@ -90,7 +90,7 @@ static int alloc_piece(struct device *dev, size_t count, int last_order, gfp_t g
 	return order;
 }
 
-/* Pages in few pieces, mapped to addresses in a row. May sleep. */
+/* Allocates pages in few pieces, and maps them to consecutive addresses. May sleep. */
 static struct page **alloc_apart(struct device *dev, size_t size, dma_addr_t *handle, enum dma_data_direction dir, gfp_t gfp,
 				 u32 attributes)
 {
@@ -151,12 +151,12 @@ void *pcs_alloc_coherent(struct device *dev, size_t size, dma_addr_t *handle, gf
 	pages = alloc_apart(dev, size, handle, DMA_BIDIRECTIONAL, gfp, attributes);
 	if (!pages)
 		return NULL;
-	/* Then the pages and their list are the area's. */
+	/* Then the area owns the pages and their list. */
 	vaddr = vmap(pages, PAGE_ALIGN(size) >> PAGE_SHIFT, VM_MAP | VM_MAP_PUT_PAGES, PAGE_KERNEL);
 	if (!vaddr && !unmap_lasting(dev, *handle, size))
 		put_pages(pages, PAGE_ALIGN(size) >> PAGE_SHIFT);
 	else if (!vaddr)
-		kvfree(pages); /* Their list; they themselves stay, as the device may reach them. */
+		kvfree(pages); /* Only their list: the device may reach the pages. */
 	return vaddr;
 }
 

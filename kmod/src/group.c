@@ -2,23 +2,23 @@
 /*
  * Groups: the devices that the IOMMU cannot tell apart share one domain.
  *
- * A single device gets a domain of the module's own, in which nothing was ever mapped. Where there are several, Linux lets the second
- * driver bind only while the group is in the domain that Linux made for it: there the module maps in that one, whatever it is called,
- * if it translates at all. Linux's own addresses of it are not used meanwhile, as all devices of the group are taken together.
+ * A single device gets a new domain of the module's own. In a group of several, Linux lets the second driver bind only while the group is in its
+ * default domain: there the module maps in that one, whatever its type, if it translates at all. Linux allocates no addresses in it meanwhile,
+ * because the module takes all devices of the group together.
  */
 #include <linux/slab.h>
 
 #include "shim.h"
 
 /*
- * The groups that have a core. The list changes under pcs_lock and groups_lock, and is read under either. CPU hotplug, whose own lock is held
- * when a CPU is dead, takes groups_lock alone: below pcs_lock Linux may wait for CPU hotplug. A core that is being made is not in the list:
- * what it has put aside for a CPU that dies meanwhile waits until that CPU is back.
+ * The groups with a core. The list changes under pcs_lock and groups_lock, and is read under either. CPU hotplug, which holds its own lock when
+ * a CPU is dead, takes only groups_lock: under pcs_lock Linux may wait for CPU hotplug. A core that is being made is not in the list: its
+ * per-CPU caches of a CPU that dies meanwhile wait until that CPU is back.
  */
 static LIST_HEAD(groups);
 static DEFINE_MUTEX(groups_lock);
 
-/* Ranges that a device's addresses may not be in. */
+/* Address ranges that a device must not use. */
 struct reserved {
 	struct pc_range *ranges;
 	size_t count;
@@ -43,8 +43,8 @@ static int reserve(struct reserved *list, u64 first, u64 last)
 }
 
 /*
- * What firmware uses by itself (RMRR, for one) stays mapped, one to one, as in Linux's own domains; what interrupts and other hardware take
- * is never handed out. With a list, the regions are added to it; without one, firmware's are mapped.
+ * Memory that firmware uses (RMRR, for one) stays identity-mapped, as in Linux's own domains; addresses of interrupts and other hardware are
+ * never allocated. With a list, adds the regions to it; without one, maps firmware's.
  */
 static int reserve_regions(struct pcs_group *group, struct device *dev, struct reserved *list)
 {
@@ -74,7 +74,7 @@ static int reserve_regions(struct pcs_group *group, struct device *dev, struct r
 	return ret;
 }
 
-/* A PCI bridge takes addresses in its windows for its own, and they never reach the IOMMU; and some take only certain ones upstream. */
+/* A PCI bridge claims addresses in its windows, which never reach the IOMMU; and some bridges forward only certain ones upstream. */
 static int reserve_windows(struct pcs_group *group, struct device *dev, struct reserved *list)
 {
 	struct pci_host_bridge *bridge;
@@ -89,7 +89,7 @@ static int reserve_windows(struct pcs_group *group, struct device *dev, struct r
 		if (!ret && resource_type(window->res) == IORESOURCE_MEM)
 			ret = reserve(list, window->res->start - window->offset, window->res->end - window->offset);
 	}
-	/* Sorted by the host bridge's driver: what is between them cannot be reached. */
+	/* Sorted by the host bridge's driver: gaps between them cannot be reached. */
 	resource_list_for_each_entry(window, &bridge->dma_ranges) {
 		u64 start = window->res->start - window->offset;
 
@@ -111,7 +111,7 @@ struct look {
 
 /*
  * A bridge has no memory accesses of its own to map. A driver that is only about to be bound has mapped nothing. (The other device is not
- * locked, so its driver is not looked into.)
+ * locked, so its driver must not be inspected.)
  */
 static int look_at(struct device *dev, void *data)
 {
@@ -144,9 +144,9 @@ static const char *mode_of(const struct iommu_domain *domain)
 }
 
 /*
- * Makes a domain of the module's own, and enters it. Coherent: the device's accesses look into the CPUs' caches even where it asks them not
- * to; else it could read from memory what was there before a page was zeroed. That must be said before anything is mapped, and an IOMMU that
- * cannot do it lets no device enter.
+ * Makes a domain of the module's own, and attaches the group. Coherent: the device's accesses snoop even if it asks for no-snoop; otherwise it
+ * could read a page's contents from before it was zeroed. That must be set before anything is mapped, and an IOMMU that cannot do it lets no
+ * device enter.
  */
 static int enter_own(struct pcs_group *group, struct device *dev, bool coherent)
 {
@@ -188,7 +188,7 @@ static int enter_domain(struct pcs_group *group, struct device *dev, bool by_nam
 		dev_err(dev, "portcullis: %s, which the IOMMU cannot tell from it, has a driver already\n", dev_name(look.other));
 		return -EBUSY;
 	}
-	/* Another's domain, such as a virtual machine's, is not entered, nor taken away. */
+	/* Another owner's domain, such as a virtual machine's, is neither used nor replaced. */
 	translates = linux_domain->type == IOMMU_DOMAIN_DMA || linux_domain->type == IOMMU_DOMAIN_DMA_FQ;
 	if (look.foreign || (!translates && linux_domain->type != IOMMU_DOMAIN_IDENTITY)) {
 		dev_err(dev, "portcullis: its group has a domain or a device that is not Linux's own DMA API's\n");
@@ -197,7 +197,7 @@ static int enter_domain(struct pcs_group *group, struct device *dev, bool by_nam
 	group->shared = look.devices > 1;
 	group->linux_mode = mode_of(linux_domain);
 	if (group->shared && translates) {
-		/* Linux is in it already: what it has unmapped and not flushed goes. */
+		/* Linux uses it already: flush its deferred unmaps. */
 		group->domain = linux_domain;
 		iommu_flush_iotlb_all(linux_domain);
 		return 0;
@@ -205,7 +205,7 @@ static int enter_domain(struct pcs_group *group, struct device *dev, bool by_nam
 	if (group->shared) {
 		dev_warn(dev, "portcullis: of the %u devices of its group one can be used, as Linux passes their addresses through. To use all, write DMA to /sys/kernel/iommu_groups/%d/type before a device of it is protected, while no driver is bound\n",
 			 look.devices, iommu_group_id(group->iommu_group));
-		/* A rule for many may not keep the others' drivers out. */
+		/* A rule for many must not block the other devices' drivers. */
 		if (!by_name)
 			return -EBUSY;
 	}
@@ -245,7 +245,7 @@ static int free_core(void *argument)
 
 static void free_group(struct pcs_group *group)
 {
-	/* Out first: then nothing reaches what the core takes down. */
+	/* First out of the list: then nothing reaches the parts that the core frees. */
 	leave_domain(group);
 	pcs_group_timer_stop(group);
 	if (group->core)
@@ -279,7 +279,7 @@ static struct pcs_group *make_group(struct device *dev, struct iommu_group *iomm
 		ret = reserve_windows(group, dev, &reserved);
 	if (!ret)
 		ret = enter_domain(group, dev, by_name);
-	/* What the core takes for a page is what the kernel takes for one. */
+	/* The core's and the kernel's page sizes are equal. */
 	if (!ret && (group->domain->pgsize_bitmap & -group->domain->pgsize_bitmap) != PAGE_SIZE)
 		ret = -EOPNOTSUPP;
 	if (ret)
@@ -340,8 +340,8 @@ bool pcs_group_is_known(struct device *dev)
 }
 
 /*
- * Whether Linux has put another domain in place of the group's, as it does where somebody writes to its "type" while no driver is bound. The
- * caller holds a driver's claim on the group: it does not change from now on.
+ * Whether Linux has replaced the group's domain, as after a write to its "type" while no driver is bound. The caller holds a driver's claim on
+ * the group: it does not change from now on.
  */
 bool pcs_group_is_lost(struct pcs_group *group, struct device *dev)
 {

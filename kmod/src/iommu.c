@@ -1,22 +1,22 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
 /*
- * The core's mapper: Linux's IOMMU driver maps, unmaps and makes hardware forget. These functions are called in any context: none
- * sleeps but where the caller may.
+ * The core's mapper: Linux's IOMMU driver maps, unmaps and invalidates. These functions are called in any context: none sleeps unless the caller
+ * may.
  */
 #include <linux/scatterlist.h>
 #include <linux/slab.h>
 
 #include "shim.h"
 
-/* Pieces of a list that need no memory to be told to Linux. */
+/* List pieces that are passed on without an allocation. */
 #define PIECES 16
 
 static_assert(PC_PROT_READ == IOMMU_READ && PC_PROT_WRITE == IOMMU_WRITE && PC_PROT_CACHE == IOMMU_CACHE && PC_PROT_MMIO == IOMMU_MMIO &&
 	      PC_PROT_PRIV == IOMMU_PRIV);
 
 /*
- * The hints are the gather's word about what was unmapped: a size, or, in kernels with generic page tables, the levels of leaves, which share
- * the word. On x86 only the levels are used, and these may be joined by OR.
+ * The hints are the gather's record of unmaps: a size, or, in kernels with generic page tables, the levels of leaves, in the same word. On x86
+ * only the levels are used, and these may be joined by OR.
  */
 #ifndef CONFIG_X86
 #error "on Arm an invalidation steps by the page size of the gather: the hints must carry it apart"
@@ -26,7 +26,7 @@ static u64 hints_of(const struct iommu_iotlb_gather *gather)
 	return gather->pgsize;
 }
 
-/* Unmaps what is there, as far as the driver goes in one step. */
+/* Unmaps as far as the driver goes in one step. */
 static size_t unmap_step(struct pcs_group *group, u64 iova, u64 len, u64 *hints)
 {
 	struct iommu_iotlb_gather gather;
@@ -36,7 +36,7 @@ static size_t unmap_step(struct pcs_group *group, u64 iova, u64 len, u64 *hints)
 	step = iommu_unmap_fast(group->domain, iova, len, &gather);
 	this_cpu_inc(group->counts->unmaps);
 	if (unlikely(pcs_frees_tables(&gather))) {
-		/* Tables that are empty now go when hardware has forgotten them, and only by this gather. */
+		/* Empty tables are freed after the invalidation, and only by this gather. */
 		this_cpu_inc(group->counts->waits);
 		iommu_iotlb_sync(group->domain, &gather);
 	} else {
@@ -46,9 +46,9 @@ static size_t unmap_step(struct pcs_group *group, u64 iova, u64 len, u64 *hints)
 }
 
 /*
- * Removes what is mapped in a range that may have holes, page by page, and returns how many bytes that were. Each page is looked at first: in a hole
- * VT-d's driver steps by the size of the table that is not there, and removes the neighbours' pages. A driver that removes a mapping only as a
- * whole does so with the first page of it. *stays is set where a page is mapped, and the driver does not remove it.
+ * Removes the mappings of a range with holes, page by page, and returns their bytes. Looks each page up first: in a hole VT-d's driver steps by
+ * the size of the missing table, and removes the neighbours' pages. A driver that removes only whole mappings does so with the first page. Sets
+ * *stays if the driver does not remove a mapped page.
  */
 static noinline u64 unmap_found(struct pcs_group *group, u64 iova, u64 len, u64 *hints, bool *stays)
 {
@@ -68,9 +68,9 @@ static noinline u64 unmap_found(struct pcs_group *group, u64 iova, u64 len, u64 
 }
 
 /*
- * Removes what a failed map has entered, and returns what that map returns. VT-d's driver, before it had generic page tables, does not tell what
- * it entered before it ran out of memory for tables, so Linux's own undo misses that; and a later map there would keep the old entry. So all of
- * the range is looked at. (What Linux's own undo could not remove, and the driver has forgotten, is not found: Linux ignores that, too.)
+ * Removes a failed map's entries, and returns the map's result. VT-d's driver, before it had generic page tables, does not report its entries
+ * when it runs out of memory for tables, so Linux's own undo misses them; and a later map there would keep the old entries. So this looks at the
+ * whole range. (A remainder of Linux's own undo that the driver has dropped is not found: Linux ignores that, too.)
  */
 static noinline int undo(struct pcs_group *group, u64 iova, u64 len, int error)
 {
@@ -86,7 +86,7 @@ static noinline int undo(struct pcs_group *group, u64 iova, u64 len, int error)
 	return PC_STAYS;
 }
 
-/* One call for each piece, where a list cannot be told at once. */
+/* One call for each piece, where a list cannot be mapped at once. */
 static int map_pieces(struct pcs_group *group, u64 iova, const struct pc_segment *list, size_t count, int prot, gfp_t gfp)
 {
 	u64 at = iova;
@@ -115,7 +115,7 @@ int pcs_iommu_map(void *of, u64 iova, u64 phys, u64 len, int prot)
 	return unlikely(ret) ? undo(group, iova, len, ret) : 0;
 }
 
-/* Whether an entry of a scatterlist can say each length: nobody's buffer is longer, but firmware's regions may be. */
+/* Whether each length fits a scatterlist entry: no buffer is longer, but firmware's regions may be. */
 static bool fits(const struct pc_segment *list, size_t count)
 {
 	u64 lengths = 0;
@@ -154,7 +154,7 @@ int pcs_iommu_map_list(void *of, u64 iova, const struct pc_segment *list, size_t
 	return 0;
 }
 
-/* Goes on after the driver removed `done` bytes of a range, and not all: whatever else is mapped there goes, too. */
+/* Goes on after the driver removed only `done` bytes of a range: removes all other mappings there, too. */
 static noinline u64 unmap_rest(struct pcs_group *group, u64 iova, u64 len, u64 done, u64 *hints)
 {
 	bool stays = false;
@@ -175,7 +175,7 @@ u64 pcs_iommu_unmap(void *of, u64 iova, u64 len, u64 *hints)
 	return likely(done == len) ? len : unmap_rest(group, iova, len, done, hints);
 }
 
-/* Not all of the range was mapped: another caller may have removed a part of it without waiting for hardware, so everything is flushed. */
+/* Not all of the range was mapped: another caller may have removed a part without a wait, so everything is flushed. */
 static noinline u64 unmap_rest_now(struct pcs_group *group, u64 iova, u64 len, u64 done)
 {
 	u64 hints = 0;
@@ -224,7 +224,7 @@ void pcs_iommu_flush(void *of)
 		return;
 	this_cpu_inc(group->counts->flushes);
 	iommu_flush_iotlb_all(group->domain);
-	/* A driver without that (virtio's, once) only ever waits for ranges. */
+	/* A driver without that (virtio's, once) only waits for ranges. */
 	if (!group->domain->ops->flush_iotlb_all)
 		pcs_iommu_sync(group, group->domain->geometry.aperture_start, group->domain->geometry.aperture_end, 0);
 }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
 /*
- * Portcullis under Linux: DMA protection for the drivers that are there. A device is taken before its driver's probe, gets operations
- * of the module's for its mappings, and a domain of its own; the core (rust/) decides about addresses, copies and waits.
+ * Portcullis in Linux: DMA protection for existing drivers. The module takes a device before its driver's probe, and gives it DMA operations and
+ * a domain of its own; the core (rust/) decides about addresses, copies and waits.
  */
 #include <linux/cc_platform.h>
 #include <linux/cpuhotplug.h>
@@ -42,7 +42,7 @@ static int on_bus(struct notifier_block *nb, unsigned long action, void *data)
 	return 0;
 }
 
-/* Before Linux's own, which takes a device that is removed out of its group. */
+/* Before Linux's own, which takes a removed device out of its group. */
 static struct notifier_block bus_notifier = { .notifier_call = on_bus, .priority = 10 };
 
 static int __init portcullis_init(void)
@@ -62,7 +62,7 @@ static int __init portcullis_init(void)
 	if (ret)
 		return ret;
 	ret = -ENOMEM;
-	/* One item at a time: see slow_task. Both may be what gives memory back. */
+	/* One item at a time: see slow_task. Both may run in memory reclaim. */
 	pcs_slow_queue = alloc_ordered_workqueue("portcullis_slow", WQ_MEM_RECLAIM);
 	pcs_timer_queue = alloc_workqueue("portcullis", WQ_UNBOUND | WQ_HIGHPRI | WQ_MEM_RECLAIM, 0);
 	if (!pcs_slow_queue || !pcs_timer_queue)
@@ -78,7 +78,7 @@ static int __init portcullis_init(void)
 	ret = bus_register_notifier(&pci_bus_type, &bus_notifier);
 	if (ret)
 		goto fail_cpus;
-	/* Last: what is protected by hand is watched from now on. (A driver may be bound to a device of ours already, so this may not fail.) */
+	/* Last: from now on protection by hand is tracked. (A driver may be bound to a device of ours already, so this may not fail.) */
 	if (pcs_sysfs_open())
 		pr_err("no memory for the files below /sys/kernel/portcullis\n");
 	return 0;
@@ -98,11 +98,11 @@ fail_queues:
 static void __exit portcullis_exit(void)
 {
 	pcs_sysfs_close();
-	/* With the notifier in place: a driver that binds meanwhile gets its device as Linux's. */
+	/* While the notifier is registered: a driver that binds meanwhile gets its device as Linux's. */
 	pcs_give_all_back();
 	bus_unregister_notifier(&pci_bus_type, &bus_notifier);
 	cpuhp_remove_state_nocalls(cpu_state);
-	/* Checks of failed probes, and what was to be freed later. (Where a device lingers, the module has a reference.) */
+	/* Checks of failed probes, and deferred frees. (While a device lingers, the module has a reference.) */
 	drain_workqueue(pcs_timer_queue);
 	pcs_services_exit();
 	destroy_workqueue(pcs_timer_queue);

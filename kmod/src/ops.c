@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
 /*
- * The operations that drivers reach: streaming mappings, lists, syncs, limits. They are called in any context, on every CPU at once, with
- * spinlocks of the drivers held.
+ * The drivers' DMA operations: streaming mappings, lists, syncs, limits. They are called in any context, on every CPU at once, under drivers'
+ * spinlocks.
  */
 #include <linux/memremap.h>
 #include <linux/scatterlist.h>
@@ -18,10 +18,10 @@ noinline bool pcs_tell_limits(struct pcs_device *pd, u64 mask, u64 offset_mask)
 	raw_spin_lock_irqsave(&pd->limits_lock, flags);
 	if (pd->mask != mask || pd->offset_mask != offset_mask) {
 		ret = pc_set_limits(pd->core, mask, offset_mask);
-		/* Bits that no copy can keep: those within a page at least, as swiotlb does. */
+		/* A copy cannot keep all of these bits: keep those within a page, as swiotlb does. */
 		if (ret)
 			ret = pc_set_limits(pd->core, mask, offset_mask & ~PAGE_MASK);
-		/* Refused: no device has a mask of 0, so each map comes here again, and none is made. */
+		/* Refused: no device has a mask of 0, so each map comes here again, and fails. */
 		WRITE_ONCE(pd->offset_mask, offset_mask);
 		WRITE_ONCE(pd->mask, ret ? 0 : mask);
 	}
@@ -48,7 +48,7 @@ void pcs_stays(struct pcs_device *pd, u64 phys, u64 len, size_t pieces)
 			    len, pieces, phys);
 }
 
-/* One call of so many is timed, for all of them: a clock costs more than what it would measure. */
+/* One call of this number is timed, for all of them: a clock costs more than the operation. */
 #define TIMED 16
 
 static __always_inline bool counts_and_times(u64 __percpu *count)
@@ -72,7 +72,7 @@ static void end_timing(u64 __percpu *ns, u64 begin)
 	}
 }
 
-/* By themselves, so that calls that are not timed save and restore fewer registers. */
+/* Out of line, so that untimed calls save and restore fewer registers. */
 static noinline u64 map_timed(struct pcs_device *pd, phys_addr_t phys, size_t size, enum dma_data_direction dir, u32 attributes)
 {
 	u64 begin = local_clock(), addr = pc_map(pd->core, phys, size, dir, attributes);
@@ -92,7 +92,7 @@ static noinline int unmap_timed(struct pcs_device *pd, dma_addr_t addr, size_t s
 
 static u32 attributes_of(unsigned long attrs)
 {
-	/* Network drivers have DMA_ATTR_SKIP_CPU_SYNC here, most others nothing. */
+	/* Network drivers pass DMA_ATTR_SKIP_CPU_SYNC here, most others nothing. */
 	if (!attrs)
 		return 0;
 	return (attrs & DMA_ATTR_MMIO ? PC_MMIO : 0) | (attrs & DMA_ATTR_PRIVILEGED ? PC_PRIVILEGED : 0) |
@@ -142,7 +142,7 @@ static void unmap_phys(struct device *dev, dma_addr_t addr, size_t size, enum dm
 #if PCS_MAPS_PHYS
 static dma_addr_t map_phys(struct device *dev, phys_addr_t phys, size_t size, enum dma_data_direction dir, unsigned long attrs)
 {
-	/* Memory of another device that is on no common bus: as for lists, below. */
+	/* Memory of another device without a common bus: as for lists, below. */
 	if (!(attrs & DMA_ATTR_MMIO) && pfn_valid(PHYS_PFN(phys)) && is_pci_p2pdma_page(pfn_to_page(PHYS_PFN(phys))))
 		return DMA_MAPPING_ERROR;
 	return map(dev, phys, size, dir, attributes_of(attrs));
@@ -167,12 +167,12 @@ static void unmap_resource(struct device *dev, dma_addr_t addr, size_t size, enu
 }
 #endif
 
-/* Segments of lists that need no memory of their own. */
+/* Segments of lists without an allocation. */
 #define ENTRIES 32
 
 /*
- * Writes the device's addresses into a list, entry by entry, as far as its pieces touch joined up to the device's segment size and
- * boundary: `at` walks along the addresses. Returns how many entries are used, or 0 where a piece crosses a boundary.
+ * Writes the device's addresses into a list, entry by entry, merging adjacent pieces up to the device's segment size and boundary: `at` walks
+ * along the addresses. Returns how many entries are used, or 0 if a piece crosses a boundary.
  */
 static int write_list(struct device *dev, struct scatterlist *sgl, int nents, const struct pc_segment *at, long count)
 {
@@ -181,7 +181,7 @@ static int write_list(struct device *dev, struct scatterlist *sgl, int nents, co
 	struct scatterlist *sg, *to = NULL;
 	int n, written = 0;
 
-	/* One for all: the usual list. */
+	/* One segment for all: the usual list. */
 	if (count == 1 && at->len <= most && (at->addr & ~boundary) == ((at->addr + at->len - 1) & ~boundary)) {
 		sg_dma_address(sgl) = at->addr;
 		sg_dma_len(sgl) = at->len;
@@ -195,7 +195,7 @@ static int write_list(struct device *dev, struct scatterlist *sgl, int nents, co
 	for_each_sg(sgl, sg, nents, n) {
 		u64 addr = at->addr + done, len = sg->length;
 
-		/* Nothing to be told. */
+		/* No entry of its own. */
 		if (!len)
 			continue;
 		if ((addr & ~boundary) != ((addr + len - 1) & ~boundary))
@@ -223,7 +223,7 @@ static int write_list(struct device *dev, struct scatterlist *sgl, int nents, co
 	return written;
 }
 
-/* Ends what the core has mapped for a call that fails all the same. */
+/* Ends the core's mapping of a call that fails all the same. */
 static void take_back(struct pcs_device *pd, u64 addr, u64 len, u32 attributes)
 {
 	int ret = pc_unmap(pd->core, addr, len, attributes | PC_SKIP_COPY);
@@ -232,7 +232,7 @@ static void take_back(struct pcs_device *pd, u64 addr, u64 len, u32 attributes)
 		pcs_refused(pd, "undo of a failed map", addr, len, ret);
 }
 
-/* Each entry by itself: where one range of addresses would lie across a boundary of the device's. */
+/* Maps each entry individually: if one range of addresses would cross a boundary of the device's. */
 static int map_apart(struct pcs_device *pd, struct scatterlist *sgl, int nents, enum dma_data_direction dir, u32 attributes)
 {
 	u64 boundary = dma_get_seg_boundary(pd->dev);
@@ -269,7 +269,7 @@ static int map_list(struct pcs_device *pd, struct scatterlist *sgl, int nents, e
 	size_t pieces = 0;
 	u64 bytes = 0;
 
-	/* Room for the list and for the core's answer, which is never longer. */
+	/* Room for the list and for the core's result, which is never longer. */
 	if (nents > ENTRIES / 2) {
 		list = kmalloc_array(nents, 2 * sizeof(*list), GFP_ATOMIC | __GFP_NOWARN);
 		if (!list)
@@ -277,7 +277,7 @@ static int map_list(struct pcs_device *pd, struct scatterlist *sgl, int nents, e
 	}
 	out = list + nents;
 	for_each_sg(sgl, sg, nents, n) {
-		/* Peer to peer: whether the two devices reach each other is not looked at, so no. */
+		/* Peer to peer: refused, because nothing checks whether the two devices reach each other. */
 		if (unlikely(is_pci_p2pdma_page(sg_page(sg)))) {
 			written = -EREMOTEIO;
 			goto out;
@@ -289,7 +289,7 @@ static int map_list(struct pcs_device *pd, struct scatterlist *sgl, int nents, e
 	count = pc_map_sg(pd->core, list, pieces, dir, attributes, out);
 	if (count <= 0) {
 		written = count ? count : -EINVAL;
-		/* It is not known which of the pieces. */
+		/* Which of the pieces is not known. */
 		if (written == -EIO)
 			pcs_stays(pd, list->addr, bytes, pieces);
 		goto out;
@@ -318,14 +318,14 @@ static int map_sg(struct device *dev, struct scatterlist *sgl, int nents, enum d
 	end_timing(&pd->counts->map_ns, begin);
 	if (unlikely(ret < 0)) {
 		this_cpu_inc(pd->counts->errors);
-		/* What dma_map_sgtable lets pass to its callers. */
+		/* The errors that dma_map_sgtable passes to its callers. */
 		if (ret != -EINVAL && ret != -ENOMEM && ret != -EREMOTEIO)
 			ret = -EIO;
 	}
 	return ret;
 }
 
-/* The entries that are used, and the addresses from the first of them to the end of the last. */
+/* The used entries, and the addresses from the first of them to the end of the last. */
 static u64 whole(struct scatterlist *sgl, int nents, int *used)
 {
 	u64 begin = sg_dma_address(sgl), end = begin;
@@ -353,7 +353,7 @@ static void unmap_sg(struct device *dev, struct scatterlist *sgl, int nents, enu
 
 	ret = pc_unmap(pd->core, sg_dma_address(sgl), len, attributes);
 	if (unlikely(ret == -ERANGE && used > 1)) {
-		/* One that was mapped apart: the core knows no mapping of the whole. */
+		/* Mapped individually: the core has no mapping of the whole. */
 		ret = 0;
 		for_each_sg(sgl, sg, used, n) {
 			int error = pc_unmap(pd->core, sg_dma_address(sg), sg_dma_len(sg), attributes);
@@ -391,7 +391,7 @@ static void sync_list(struct device *dev, struct scatterlist *sgl, int nents, bo
 	struct scatterlist *sg;
 	int n;
 
-	/* Each by itself: a driver may sync the first entries alone, and what was mapped apart is several mappings. */
+	/* Individually: a driver may sync only the first entries, and individually mapped ones are several mappings. */
 	for_each_sg(sgl, sg, nents, n) {
 		if (!sg_dma_len(sg))
 			break;
@@ -409,7 +409,7 @@ static void sync_sg_for_device(struct device *dev, struct scatterlist *sgl, int 
 	sync_list(dev, sgl, nents, false);
 }
 
-/* Whether a mask leaves addresses: nothing is mapped in the first page. */
+/* Whether a mask leaves addresses: the first page is never mapped. */
 static int dma_supported(struct device *dev, u64 mask)
 {
 	struct pcs_device *pd = pcs_of(dev);
@@ -426,26 +426,26 @@ static size_t max_mapping_size(struct device *dev)
 	return SIZE_MAX;
 }
 
-/* What is longer is not copied, whatever the device: this is not told which. */
+/* Longer mappings are not copied, for any device: this function does not know which. */
 static size_t opt_mapping_size(void)
 {
 	const struct pc_policy *policy = &pcs_default_policy;
 
-	/* But a disk would be slow by parts that are shorter than this. */
+	/* But shorter requests would make a disk slow. */
 	if ((policy->kind == PC_BOUNCE || policy->kind == PC_AUTO) && policy->threshold >= 64 << 10)
 		return policy->threshold;
 	return SIZE_MAX;
 }
 
-/* The pieces of a list that end and begin with a page get addresses in a row. */
+/* List pieces that end and begin at page boundaries get consecutive addresses. */
 static unsigned long get_merge_boundary(struct device *dev)
 {
 	return PAGE_SIZE - 1;
 }
 
 /*
- * A device that shares a domain with one that is protected, and could not be taken itself: Linux must not give it addresses of its own there,
- * as they may be ours. Nothing is mapped for it.
+ * A device that shares a domain with a protected one, and could not be taken itself: Linux must not allocate addresses for it there, because
+ * they may be ours. Nothing is mapped for it.
  */
 #if PCS_MAPS_PHYS
 static dma_addr_t refuse_phys(struct device *dev, phys_addr_t phys, size_t size, enum dma_data_direction dir, unsigned long attrs)

@@ -1,16 +1,16 @@
 /* SPDX-License-Identifier: GPL-2.0 OR MIT */
-/* Operations: what ops.c and coherent.c share. */
+/* Shared by ops.c and coherent.c. */
 #ifndef PORTCULLIS_OPS_H
 #define PORTCULLIS_OPS_H
 
 #include "shim.h"
 
-/* Tells the core of masks that have changed. Returns whether anything can be mapped. */
+/* Passes changed masks to the core. Returns whether anything can be mapped. */
 bool pcs_tell_limits(struct pcs_device *pd, u64 mask, u64 offset_mask);
 
 /*
- * The device, with its driver's masks as they are now: a driver states them in its probe, by functions that do not tell us, so they are compared
- * with each map. NULL: none can be made.
+ * The device, with its driver's current masks: a driver sets them in its probe, by functions that do not notify us, so each map compares them.
+ * NULL: no mapping is possible.
  */
 static inline struct pcs_device *pcs_mapping(struct device *dev)
 {
@@ -23,7 +23,7 @@ static inline struct pcs_device *pcs_mapping(struct device *dev)
 	return pd;
 }
 
-/* Counts and logs, at a bounded rate, what the core has refused. */
+/* Counts and logs, rate-limited, an error of the core. */
 void pcs_refused(struct pcs_device *pd, const char *what, u64 addr, u64 len, int error);
 /* Logs, as above, that the device may reach memory that was not mapped, after PC_MAPPING_STAYS or -EIO of a map. */
 void pcs_stays(struct pcs_device *pd, u64 phys, u64 len, size_t pieces);

@@ -35,7 +35,7 @@ struct rule {
 	u32 class_mask;
 };
 
-/* The parameter's words, cut apart. */
+/* The parameter's words, split. */
 static char *words;
 static struct rule *rules;
 static unsigned int rule_count;
@@ -47,7 +47,7 @@ const char *pcs_policy_name(u32 kind)
 	return kind < ARRAY_SIZE(policy_names) ? policy_names[kind] : "?";
 }
 
-/* More than an hour is a mistake. A copy is of a page at least, and no larger than the core copies (LARGEST_SLOT in rust/src/device.rs). */
+/* More than an hour is a mistake. A copy is at least a page, and no larger than the core's limit (LARGEST_SLOT in rust/src/device.rs). */
 #define MOST_US		(3600ul * 1000000)
 #define MOST_THRESHOLD	(2ul << 20)
 
@@ -97,7 +97,7 @@ static int parse_rule(char *word, struct rule *rule)
 	if (!strncmp(word, "class:", 6)) {
 		size_t digits = strlen(word + 6);
 
-		/* Of the six digits of a class the last ones may be left out. */
+		/* The last of the six digits of a class are optional. */
 		if (digits < 2 || digits > 6 || digits % 2 || kstrtou32(word + 6, 16, &rule->class))
 			return -EINVAL;
 		rule->kind = RULE_CLASS;
@@ -185,8 +185,8 @@ static bool matches(const struct rule *rule, struct pci_dev *pci)
 }
 
 /*
- * Drivers of graphics and of remote memory access (classes 03, 0207, 0c06) map memory that a program and the device use at once, and sync
- * none of it. No rule copies it, but for one that names the device.
+ * Drivers of graphics and RDMA (classes 03, 0207, 0c06) map memory that a program and the device use at the same time, and never sync it. No
+ * rule copies it, except one that names the device.
  */
 static void spare_graphics(struct device *dev, const struct rule *rule, struct pc_policy *policy)
 {
@@ -216,8 +216,8 @@ bool pcs_rule_matches(struct device *dev, struct pc_policy *policy)
 }
 
 /*
- * What the policy means for this device. Of one that firmware marks as external Linux itself copies the ends of what does not consist of whole
- * pages, and leaves nothing open for a time: so do we.
+ * The policy of this device. For a device that firmware marks as external Linux itself copies the ends of partial pages, and defers no unmap: so
+ * do we.
  */
 int pcs_policy_for(struct device *dev, struct pc_policy *policy, bool by_name)
 {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
-/* What the core asks of the kernel: heap, frames, CPUs, clock, timers. */
+/* The kernel's services for the core: heap, frames, CPUs, clock, timers. */
 #include <linux/llist.h>
 #include <linux/sched/mm.h>
 #include <linux/slab.h>
@@ -8,7 +8,7 @@
 
 #include "shim.h"
 
-/* Testing: every so many allocations of the core fail. Debug kernels have failslab; these work in any. */
+/* Testing: one in this number of the core's allocations fails. Debug kernels have failslab; this works in any. */
 static uint fail_heap;
 module_param(fail_heap, uint, 0644);
 MODULE_PARM_DESC(fail_heap, "testing: of so many blocks of memory that are asked for in maps and unmaps, one is refused; 0: none");
@@ -18,8 +18,8 @@ MODULE_PARM_DESC(fail_frames, "testing: the same for pages");
 static atomic_t heap_calls, frame_calls;
 
 /*
- * The task that runs on the slow queue, which takes one item at a time. What the core allocates there may wait for memory; everywhere
- * else a caller may be in an interrupt or hold a spinlock. The task is known by itself: an interrupt that hits it is told apart.
+ * The task that runs the slow queue, which takes one item at a time. The core's allocations there may wait for memory; elsewhere a caller may be
+ * in an interrupt or hold a spinlock. Interrupts of the task are recognised.
  */
 struct task_struct *pcs_slow_task;
 
@@ -34,9 +34,9 @@ void *pcs_alloc(size_t bytes)
 
 	if (fails(READ_ONCE(fail_heap), &heap_calls))
 		return NULL;
-	/* In pages, if it is large and may sleep: the core asks for the memory of lists of addresses once, and does not give it to devices. */
+	/* In pages, if it is large and may sleep: the core allocates address lists once, and does not give them to devices. */
 	if (bytes > KMALLOC_MAX_CACHE_SIZE && gfpflags_allow_blocking(gfp)) {
-		/* Before 6.12 kvmalloc takes no GFP_NOIO: the scope says the same. */
+		/* Before 6.12 kvmalloc rejects GFP_NOIO: the scope has the same effect. */
 		unsigned int scope = memalloc_noio_save();
 		void *block = kvmalloc(bytes, GFP_KERNEL | __GFP_NOWARN);
 
@@ -46,7 +46,7 @@ void *pcs_alloc(size_t bytes)
 	return kmalloc(bytes, gfp);
 }
 
-/* What vmalloc gave may only be freed where one may sleep. */
+/* vmalloc's memory may only be freed where one may sleep. */
 static LLIST_HEAD(freed_later);
 
 static void free_later(struct work_struct *work)
@@ -102,7 +102,7 @@ u32 pcs_cpus(void)
 	return nr_cpu_ids;
 }
 
-/* May be called while the clock is being set or suspended. Beside that it may step back by some ns: windows are much longer. */
+/* May be called while the clock is being set or suspended. It may then step back by some ns: windows are much longer. */
 u64 pcs_now(void)
 {
 	return ktime_get_mono_fast_ns();
@@ -113,7 +113,7 @@ void pcs_say(const char *text, size_t len)
 	pr_emerg("%.*s\n", (int)len, text);
 }
 
-/* Timers: one for each group, by the clock of pcs_now, as a tick may be as long as a window. */
+/* Timers: one for each group, by the clock of pcs_now, because a tick may be as long as a window. */
 static enum hrtimer_restart timer_rings(struct hrtimer *timer)
 {
 	struct pcs_group *group = container_of(timer, struct pcs_group, timer);
@@ -127,11 +127,11 @@ static void timer_works(struct work_struct *work)
 	struct pcs_group *group = container_of(work, struct pcs_group, timer_work);
 	unsigned long flags;
 
-	/* Before the core looks: what is asked for from now on arms anew. */
+	/* Before the core looks: later requests arm it anew. */
 	raw_spin_lock_irqsave(&group->timer_lock, flags);
 	group->timer_ns = U64_MAX;
 	raw_spin_unlock_irqrestore(&group->timer_lock, flags);
-	/* It is still being made: a moment later. */
+	/* It is still being made: retry a moment later. */
 	if (READ_ONCE(group->core))
 		pc_domain_timer(group->core);
 	else
@@ -166,7 +166,7 @@ void pcs_group_timer_stop(struct pcs_group *group)
 	raw_spin_lock_irqsave(&group->timer_lock, flags);
 	group->timer_stopped = true;
 	raw_spin_unlock_irqrestore(&group->timer_lock, flags);
-	/* Nothing arms it any more; what it has queued ends here. */
+	/* Nothing arms it any more; its queued work ends here. */
 	hrtimer_cancel(&group->timer);
 	cancel_work_sync(&group->timer_work);
 }

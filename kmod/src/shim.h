@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: GPL-2.0 OR MIT */
-/* What the files of the shim share. */
+/* Shared by the files of the shim. */
 #ifndef PORTCULLIS_SHIM_H
 #define PORTCULLIS_SHIM_H
 
@@ -21,7 +21,7 @@
 #include "../include/compat.h"
 #include "../include/portcullis.h"
 
-/* What a device's drivers have asked for: on the CPU that they ran on. */
+/* The drivers' calls for a device: on the CPU that they ran on. */
 struct pcs_counts {
 	u64 maps;
 	u64 unmaps;
@@ -31,7 +31,7 @@ struct pcs_counts {
 	u64 unmap_ns;
 };
 
-/* What Linux was asked for. */
+/* The calls to Linux. */
 struct pcs_iommu_counts {
 	u64 maps;
 	u64 unmaps;
@@ -41,24 +41,24 @@ struct pcs_iommu_counts {
 
 /*
  * The devices that the IOMMU cannot tell apart: one domain of Linux's, and one of the core's. Made with the first of them, and freed with the
- * last. Changed under pcs_lock alone.
+ * last. Changed only under pcs_lock.
  */
 struct pcs_group {
 	struct list_head node;
 	struct iommu_group *iommu_group;
 	struct iommu_domain *domain;
-	/* The domain is the module's; else it is the one that Linux made for these devices. */
+	/* The domain is the module's; otherwise Linux's default domain of these devices. */
 	bool own;
 	bool entered;
 	struct pc_domain *core;
-	/* Linux has put another domain in place of it, and may have freed it: it is not touched any more. */
+	/* Linux has replaced the domain, and may have freed it: it is not used any more. */
 	bool lost;
-	/* Devices ever taken: each has a number of its own. */
+	/* Devices ever taken: each gets a number. */
 	unsigned int numbers;
-	/* Devices that use it, and those that the IOMMU cannot tell apart: one more may come by hot plug. */
+	/* Devices that use it, and devices of the IOMMU group: one more may be hot-plugged. */
 	unsigned int devices;
 	bool shared;
-	/* Of Linux's domain before. */
+	/* Type of Linux's previous domain. */
 	const char *linux_mode;
 	struct pcs_iommu_counts __percpu *counts;
 	/* The core's timer: see services.c. */
@@ -76,7 +76,7 @@ struct pcs_device {
 	struct device *dev;
 	struct pc_device *core;
 	struct pcs_counts __percpu *counts;
-	/* What the core knows of the driver's masks, and the lock for telling it. */
+	/* The driver's masks as the core knows them, and the lock of changes. */
 	u64 mask;
 	u64 offset_mask;
 	raw_spinlock_t limits_lock;
@@ -87,7 +87,7 @@ struct pcs_device {
 	const struct dma_map_ops *old_ops;
 	bool old_dma_iommu;
 	bool old_skip_sync;
-	/* Asked for by name: stays protected without a driver. */
+	/* Protected by name: stays protected without a driver. */
 	bool pinned;
 	/* A driver is bound, or about to be: holds a reference of the module. */
 	bool bound;
@@ -104,14 +104,14 @@ struct pcs_device {
 
 /* A policy with the defaults of the module's parameters. */
 extern struct pc_policy pcs_default_policy;
-/* Orders all taking and releasing. Outside of it: the lock of the device. */
+/* Serializes taking and releasing. Taken inside the lock of the device. */
 extern struct mutex pcs_lock;
 extern struct list_head pcs_devices;
-/* What may sleep and need several KiB of stack, one after the other; and the timers. */
+/* For work that may sleep and needs several KiB of stack, one item at a time; and for the timers. */
 extern struct workqueue_struct *pcs_slow_queue;
 extern struct workqueue_struct *pcs_timer_queue;
 
-/* take.c; the caller holds the device's lock and pcs_lock, but for the last two. */
+/* take.c; the caller holds the device's lock and pcs_lock, except for the last two. */
 int pcs_take(struct device *dev, const struct pc_policy *policy, bool by_name);
 int pcs_give_back(struct pcs_device *pd);
 void pcs_binds(struct device *dev);
@@ -128,12 +128,12 @@ void pcs_arrived(struct pcs_arrival *arrival);
 bool pcs_is_arriving(struct device *dev);
 void pcs_give_all_back(void);
 
-/* group.c; the caller holds pcs_lock. by_name: somebody has asked for this very device, and not a rule for many. */
+/* group.c; the caller holds pcs_lock. by_name: the administrator named this device, not a rule for many. */
 struct pcs_group *pcs_group_get(struct device *dev, bool by_name);
 void pcs_group_put(struct pcs_group *group);
 bool pcs_group_is_known(struct device *dev);
 bool pcs_group_is_lost(struct pcs_group *group, struct device *dev);
-/* On another CPU, when this one is dead: the cores take back what they kept for it. Without pcs_lock. */
+/* Called on another CPU after this one is dead: the cores free their caches for it. Without pcs_lock. */
 int pcs_groups_cpu_dead(unsigned int cpu);
 
 /* ops.c */
@@ -143,7 +143,7 @@ extern const struct dma_map_ops pcs_refusing_ops;
 /* services.c */
 void pcs_group_timer_init(struct pcs_group *group);
 void pcs_group_timer_stop(struct pcs_group *group);
-/* Calls a function on the slow queue, where the core's memory may be waited for, and waits for its end. */
+/* Calls a function on the slow queue, where the core may wait for memory, and waits for its end. */
 int pcs_call_slow(int (*function)(void *), void *argument);
 void pcs_services_exit(void);
 
@@ -161,7 +161,7 @@ const char *pcs_policy_name(u32 kind);
 /* sysfs.c */
 int pcs_sysfs_init(void);
 int pcs_sysfs_open(void);
-/* Nothing is protected or given back by name any more; the devices' files stay. */
+/* From now on nothing is protected or released by name; the devices' files stay. */
 void pcs_sysfs_close(void);
 void pcs_sysfs_exit(void);
 void pcs_sysfs_init_device(struct pcs_device *pd);
@@ -170,7 +170,7 @@ void pcs_sysfs_remove(struct pcs_device *pd);
 void pcs_free_device(struct pcs_device *pd);
 int pcs_switch_policy(struct pcs_device *pd, const struct pc_policy *policy);
 
-/* The highest address that all of the device's mappings may have: streaming and coherent masks apart would be two pools. */
+/* The highest address of all mappings of the device: different streaming and coherent masks would take two pools. */
 static inline u64 pcs_reach(struct device *dev)
 {
 	u64 mask = dev->dma_mask && *dev->dma_mask ? *dev->dma_mask : DMA_BIT_MASK(32);
@@ -178,14 +178,14 @@ static inline u64 pcs_reach(struct device *dev)
 	return min_not_zero(min_not_zero(mask, dev->coherent_dma_mask), dev->bus_dma_limit);
 }
 
-/* May the caller wait for memory? Only the task that runs on the slow queue may, and an interrupt that hits it is told apart. */
+/* Whether the caller may wait for memory: only the task of the slow queue may, and not an interrupt of it. */
 extern struct task_struct *pcs_slow_task;
 static inline bool pcs_is_slow(void)
 {
 	return READ_ONCE(pcs_slow_task) == current && in_task() && !irqs_disabled();
 }
 
-/* NOIO: a device that has to write pages out may be waiting for what is made here. */
+/* NOIO: a device that writes pages out may be waiting for this allocation. */
 static inline gfp_t pcs_gfp(void)
 {
 	return pcs_is_slow() ? GFP_NOIO | __GFP_NOWARN : GFP_ATOMIC | __GFP_NOWARN;

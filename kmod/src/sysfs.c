@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
 /*
- * /sys/kernel/portcullis. A file of a device is removed before what it shows is freed, and the removal waits for those who are in it: so
- * no such file takes pcs_lock, under which that happens.
+ * /sys/kernel/portcullis. A device's file is removed before its data is freed, and the removal waits for its readers: so no such file takes
+ * pcs_lock, under which that happens.
  */
 #include <linux/slab.h>
 
@@ -10,7 +10,7 @@
 static struct kobject *root;
 static struct kset *devices;
 
-/* Linux asks for the same before it changes the type of a group: the writer may let devices reach all memory. */
+/* Linux's own check before a group's type changes: the writer may let devices reach all memory. */
 static bool may_change(void)
 {
 	return capable(CAP_SYS_ADMIN) && capable(CAP_SYS_RAWIO);
@@ -108,7 +108,7 @@ static struct attribute *device_attrs[] = {
 };
 ATTRIBUTE_GROUPS(device);
 
-/* The sum over the CPUs, each of which counts on while this adds. */
+/* The sum over the CPUs, which count on meanwhile. */
 static u64 sum(const void __percpu *counts, unsigned int offset)
 {
 	u64 total = 0;
@@ -196,7 +196,7 @@ static void device_free(struct kobject *kobj)
 	pcs_free_device(container_of(kobj, struct pcs_device, kobj));
 }
 
-/* Not const: 6.1 takes a pointer to what may change. */
+/* Not const: 6.1 takes a non-const pointer. */
 static struct kobj_type device_type = {
 	.release = device_free,
 	.sysfs_ops = &device_sysfs_ops,
@@ -228,7 +228,7 @@ void pcs_sysfs_remove(struct pcs_device *pd)
 	kobject_del(&pd->kobj);
 }
 
-/* Finds "pci/0000:00:04.0" or the address alone; the caller puts it. */
+/* Finds "pci/0000:00:04.0" or a bare address; the caller puts it. */
 static struct device *find(const char *name)
 {
 	if (!strncmp(name, "pci/", 4))
@@ -236,7 +236,7 @@ static struct device *find(const char *name)
 	return bus_find_device_by_name(&pci_bus_type, NULL, name);
 }
 
-/* The first word of what was written; *rest is the rest. */
+/* The first word of a write; *rest is the rest. */
 static char *first_word(const char *buf, char **copy, char **rest)
 {
 	*copy = kstrdup(buf, GFP_KERNEL);

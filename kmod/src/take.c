@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
 /*
- * Taking devices, before the probe of their driver, and giving them back, behind its remove.
+ * Takes devices before the probe of their driver, and releases them after its remove.
  *
- * A device is taken while no driver uses it: then it has nothing mapped, and no call of an operation is under way. The module cannot be
- * removed while a driver is bound to one that is taken.
+ * A device is taken while no driver uses it: then it has no mapping, and no operation is in progress. The module cannot be removed while a
+ * driver is bound to a taken device.
  */
 #include <linux/slab.h>
 
@@ -23,7 +23,7 @@ struct pcs_device *pcs_find(struct device *dev)
 	return NULL;
 }
 
-/* Drivers that have the whole device to themselves, as vfio-pci, and those of bridges, do not use these operations. dev is locked. */
+/* Drivers that own the whole device, as vfio-pci, and those of bridges, do not use these operations. dev is locked. */
 static bool manages_dma(struct device *dev)
 {
 	return dev_is_pci(dev) && to_pci_driver(dev->driver)->driver_managed_dma;
@@ -82,7 +82,7 @@ static void let_go(struct pcs_device *pd)
 	if (pd->group)
 		pcs_group_put(pd->group);
 	pd->group = NULL;
-	/* The last reference, but where a check waits for its turn. */
+	/* The last reference, unless a check is queued. */
 	kobject_put(&pd->kobj);
 }
 
@@ -94,7 +94,7 @@ void pcs_free_device(struct pcs_device *pd)
 	kfree(pd);
 }
 
-/* How often a device is looked at that has no driver, and is still used. */
+/* How often a device without a driver that is still in use is checked. */
 #define LOOK_AGAIN	HZ
 
 static void check_later(struct pcs_device *pd, unsigned long delay)
@@ -105,8 +105,8 @@ static void check_later(struct pcs_device *pd, unsigned long delay)
 }
 
 /*
- * A probe has failed: what the driver asked to be freed by the driver core is freed after that is told, and the device's lock is free then. Or a
- * driver has gone, and something of it is still mapped.
+ * A probe has failed: the driver core frees managed resources after the notification, when the device's lock is free. Or a driver has gone, and
+ * left mappings.
  */
 static void check(struct work_struct *work)
 {
@@ -121,7 +121,7 @@ static void check(struct work_struct *work)
 	kobject_put(&pd->kobj);
 }
 
-/* From 6.12 on the IOMMU's operations are no table: one that is there is somebody else's. (Ours refuse what could not be taken.) */
+/* From 6.12 on the IOMMU's operations are no table: an existing one is foreign. (Ours refuse devices that could not be taken.) */
 static bool foreign_ops(struct device *dev)
 {
 	return KERNEL_AT_LEAST(6, 12) && get_dma_ops(dev);
@@ -215,7 +215,7 @@ static int collect(struct device *dev, void *data)
 	return 0;
 }
 
-/* Gives back one device, which no driver uses. What Linux has changed meanwhile stays as it is. */
+/* Releases one device, which no driver uses. Linux's changes meanwhile stay. */
 static void give_back(struct pcs_device *pd)
 {
 	struct device *dev = pd->dev;
@@ -255,7 +255,7 @@ static bool is_used(struct iommu_group *group)
 	return false;
 }
 
-/* Gives back all devices of a group that is not used. */
+/* Releases all devices of an unused group. */
 static void give_group_back(struct iommu_group *group)
 {
 	struct pcs_device *pd, *next;
@@ -280,7 +280,7 @@ int pcs_take(struct device *dev, const struct pc_policy *policy, bool by_name)
 	ret = take_one(dev, policy, by_name);
 	if (ret)
 		goto out;
-	/* The others of its group, before a driver of theirs asks Linux for addresses of the same domain. */
+	/* The others of its group, before a driver of theirs makes Linux allocate addresses of the same domain. */
 	iommu_group_for_each_dev(group, &members, collect);
 	if (members.count > 1) {
 		members.list = kcalloc(members.count, sizeof(*members.list), GFP_KERNEL);
@@ -326,7 +326,7 @@ static bool has_driver(struct iommu_group *group)
 	return false;
 }
 
-/* An administrator gives the whole group back, whichever of its devices was named when it was taken. */
+/* An administrator releases the whole group, whichever of its devices was named when it was taken. */
 int pcs_give_back(struct pcs_device *pd)
 {
 	struct iommu_group *group = pd->group->iommu_group;
@@ -337,7 +337,7 @@ int pcs_give_back(struct pcs_device *pd)
 	return 0;
 }
 
-/* Devices that map nothing, as they could not be taken: what they had. */
+/* Devices that could not be taken, and map nothing: their previous state. */
 struct refused {
 	struct list_head node;
 	struct device *dev;
@@ -346,7 +346,7 @@ struct refused {
 };
 static LIST_HEAD(refused_devices);
 
-/* Each holds a reference of the module, as operations of its are in place. */
+/* Each holds a reference of the module, because its operations are in place. */
 static void refuse(struct device *dev)
 {
 	struct refused *refused = kmalloc(sizeof(*refused), GFP_KERNEL | __GFP_NOFAIL);
@@ -377,8 +377,8 @@ static void accept(struct device *dev)
 }
 
 /*
- * Whether the device is still as it was made: while it has no driver, Linux lets an administrator change the domain of its group. If it is
- * not, it is let go, with all of its group.
+ * Whether the device's domain is unchanged: while it has no driver, Linux lets an administrator change the domain of its group. If it is
+ * changed, releases it, with all of its group.
  */
 static bool is_intact(struct pcs_device *pd)
 {
@@ -398,7 +398,7 @@ void pcs_binds(struct device *dev)
 
 	accept(dev);
 	if (pd && manages_dma(dev)) {
-		/* It wants the device as Linux made it. */
+		/* It needs the device as Linux made it. */
 		if (pcs_give_back(pd))
 			dev_err(dev, "portcullis: stays protected, so %s cannot have its group\n", dev->driver->name);
 		return;
@@ -427,7 +427,7 @@ void pcs_binds(struct device *dev)
 		pd = pcs_find(dev);
 	}
 	if (!pd) {
-		/* Where nothing protects it, or others of its group would suffer, it is Linux's: the log says why. Else it maps nothing. */
+		/* If no rule protects it, or others of its group would suffer, it stays Linux's: the log says why. Otherwise it maps nothing. */
 		if (known || (!pcs_fail_open && ret != -EBUSY && dev->iommu_group))
 			refuse(dev);
 		module_put(THIS_MODULE);
@@ -436,14 +436,14 @@ void pcs_binds(struct device *dev)
 	mutex_lock(&pd->policy_lock);
 	strscpy(pd->driver, dev->driver->name, sizeof(pd->driver));
 	mutex_unlock(&pd->policy_lock);
-	/* It has the reference already where an earlier probe has failed just now, or something of an earlier driver is still mapped. */
+	/* It has the reference already if an earlier probe has just failed, or an earlier driver left mappings. */
 	if (pd->bound || pd->lingers)
 		module_put(THIS_MODULE);
 	pd->bound = true;
 	pd->lingers = false;
 }
 
-/* The driver is gone, or its probe has failed: then the driver core still frees what it had. */
+/* The driver is gone, or its probe has failed: then the driver core still frees its resources. */
 void pcs_unbound(struct device *dev, bool failed)
 {
 	struct pcs_device *pd = pcs_find(dev);
@@ -458,8 +458,8 @@ void pcs_unbound(struct device *dev, bool failed)
 	}
 	pc_usage(pd->core, &usage);
 	/*
-	 * Pages of a network card may be in sockets still, and are unmapped when they come back. Until then the device is ours, as Linux would
-	 * unmap what it does not know. An "unprotect" by hand does not wait.
+	 * Pages of a network card may still be in sockets, and are unmapped when they return. Until then the device is ours, because Linux would
+	 * unmap mappings that it does not have. An "unprotect" by hand does not wait.
 	 */
 	if (usage.open_mappings) {
 		if (!pd->lingers)
@@ -480,7 +480,7 @@ void pcs_unbound(struct device *dev, bool failed)
 		pcs_give_back(pd);
 }
 
-/* The device is being removed from its bus: with its driver, if that is still bound; at the latest before its IOMMU's group lets it go. */
+/* The device is being removed from its bus: with its driver, if that is still bound; at the latest before it leaves its IOMMU group. */
 void pcs_goes(struct device *dev, bool gone)
 {
 	struct pcs_device *pd = pcs_find(dev);
@@ -488,7 +488,7 @@ void pcs_goes(struct device *dev, bool gone)
 	accept(dev);
 	if (!pd)
 		return;
-	/* A probe that has failed, and was not looked at yet. */
+	/* A probe that has failed, and was not checked yet. */
 	if (gone && pd->bound && !dev->driver) {
 		pd->bound = false;
 		module_put(THIS_MODULE);
@@ -504,7 +504,7 @@ void pcs_goes(struct device *dev, bool gone)
 		give_back(pd);
 }
 
-/* The module goes: no driver is bound, and none that binds is taken any more. */
+/* Module removal: no driver is bound, and none that binds is taken any more. */
 void pcs_give_all_back(void)
 {
 	for (;;) {

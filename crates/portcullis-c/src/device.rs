@@ -1,4 +1,4 @@
-//! Devices: opened with how they are protected, and closed.
+//! Devices: opening with a protection policy, and closing.
 
 use std::ffi::{CStr, c_char, c_int};
 use std::io;
@@ -17,12 +17,12 @@ use crate::error::{Failed, PortcullisOpen, PortcullisReachable, Result, code, gi
 #[repr(C)]
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum PortcullisPolicy {
-    /// Each buffer is mapped, and its unmap takes that back: two system calls.
+    /// Each buffer is mapped, and unmapped again: two system calls.
     PortcullisStrict = 0,
-    /// Buffers of up to 128 KiB are copied, through memory that stays mapped: no system call, and the device never reaches the
-    /// buffer. Larger ones are mapped.
+    /// Buffers of up to 128 KiB are copied, through memory that stays mapped: no system call, and the device never reaches the buffer.
+    /// Larger ones are mapped.
     PortcullisBounce = 1,
-    /// For each size the cheaper of the two, as measured while it runs.
+    /// For each size the cheaper of the two, as measured at run time.
     PortcullisAuto = 2,
 }
 
@@ -31,12 +31,12 @@ const BARS: usize = 6;
 
 pub(crate) type Shared = CoherentMemory<Heap, KernelMapper, StdPlatform>;
 
-/// A PCI device in the hands of this process, and the mappings for it.
+/// A PCI device that this process drives, and its mappings.
 #[derive(Debug)]
 pub struct PortcullisDevice {
-    // In the order in which they end.
+    // In the order of their drops.
     pub(crate) ops: DmaOps<Machine>,
-    /// Memory that driver and device share.
+    /// Coherent memory.
     shared: Mutex<Vec<Shared>>,
     pub(crate) attached: dma::Device<Machine>,
     domain: DmaDomain<Machine>,
@@ -46,7 +46,7 @@ pub struct PortcullisDevice {
     pub(crate) device: vfio::Device,
 }
 
-/// How a device is protected, and what it reaches, as a caller says.
+/// Checks a caller's policy and address width.
 fn wanted(policy: u32, address_bits: u32) -> Result<(OpsConfig, DmaMask)> {
     let threshold = PoolConfig::default().threshold;
     let config = match policy {
@@ -62,7 +62,7 @@ fn wanted(policy: u32, address_bits: u32) -> Result<(OpsConfig, DmaMask)> {
 }
 
 pub(crate) fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    // Nothing that holds it panics half-way.
+    // No code panics half-way while it is held.
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
@@ -103,20 +103,21 @@ impl PortcullisDevice {
     }
 }
 
-/// The device behind a pointer of the caller's.
+/// The device behind a caller's pointer.
 ///
 /// # Safety
-/// It is null, or of an `open` that succeeded, and is not closed while the reference lives.
+/// 1. It is null, or of a successful `open`.
+/// 2. It is not closed while the reference lives.
 pub(crate) unsafe fn device<'a>(device: *const PortcullisDevice) -> Result<&'a PortcullisDevice> {
-    // SAFETY: the caller's promise.
+    // SAFETY: clauses 1 and 2.
     unsafe { device.as_ref() }.ok_or_else(|| Failed::argument("the device is null"))
 }
 
-/// Where a result goes. It may hold anything before.
+/// The target of a result, which may be uninitialised.
 pub(crate) struct Place<T>(pub(crate) NonNull<T>);
 
 /// # Safety
-/// It is null, or the caller's to be written until the function returns.
+/// 1. It is null, or may be written until the function returns.
 pub(crate) unsafe fn place<T>(out: *mut T) -> Result<Place<T>> {
     NonNull::new(out).map(Place).ok_or_else(|| Failed::argument("the pointer for the result is null"))
 }
@@ -124,31 +125,31 @@ pub(crate) unsafe fn place<T>(out: *mut T) -> Result<Place<T>> {
 impl<T> Place<T> {
     #[inline]
     pub(crate) fn put(self, value: T) {
-        // SAFETY: by the promise to `place`.
+        // SAFETY: clause 1 of `place`.
         unsafe { self.0.write(value) }
     }
 }
 
 /// # Safety
-/// It is null, or a text that ends with a zero.
+/// 1. It is null, or a zero-terminated string.
 unsafe fn name<'a>(name: *const c_char) -> Result<&'a str> {
     if name.is_null() {
         return Err(Failed::argument("the name is null"));
     }
-    // SAFETY: the caller's promise.
+    // SAFETY: clause 1.
     let name = unsafe { CStr::from_ptr(name) }.to_str();
     name.map_err(|_| Failed::argument("the name is no text: names are like 0000:01:00.0"))
 }
 
-/// Opens the PCI device `name`, like "0000:01:00.0", in an address space of its own: by iommufd where the kernel has it, else by VFIO's
-/// type 1. VFIO must have the device; the error's text says how to give it. `policy` is a portcullis_policy, and `address_bits` says how many bits
-/// of an address the device can put on the bus, 12 to 64.
+/// Opens the PCI device `name`, like "0000:01:00.0", in an address space of its own: by iommufd if the kernel has it, else by VFIO's type
+/// 1. The device must be bound to VFIO; the error's text says how. `policy` is a portcullis_policy, and `address_bits` is the width of the
+/// device's addresses, 12 to 64.
 ///
-/// Writes the device to `out`: portcullis_device_close ends it. The kernel resets the device. A dozen system calls; for PORTCULLIS_AUTO
-/// no measurement: it measures while it runs.
+/// Writes the device to `out`: portcullis_device_close ends it. The kernel resets the device. Makes a dozen system calls. PORTCULLIS_AUTO
+/// measures at run time, not here.
 ///
 /// # Safety
-/// `name` is a text that ends with a zero, and `out` may be written.
+/// 1. `name` is a zero-terminated string. 2. `out` may be written.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn portcullis_device_open(
     name: *const c_char,
@@ -157,13 +158,14 @@ pub unsafe extern "C" fn portcullis_device_open(
     out: *mut *mut PortcullisDevice,
 ) -> c_int {
     code(|| {
-        // SAFETY: the caller's promise.
+        // SAFETY: clauses 1 and 2 are the caller's.
         let (name, out) = unsafe { (self::name(name)?, place(out)?) };
         let wanted = wanted(policy, address_bits)?;
         // Before the device is opened, which resets it.
         let platform = StdPlatform::try_new().map_err(|error| Failed::new(PortcullisOpen, error))?;
         let device = vfio::Device::open(name)?;
-        // SAFETY: all memory that the domain is given is this process's: the heap's, and what C programs name by their own addresses.
+        // SAFETY: 1: all memory of the domain is this process's: the heap's, and C programs' by their own addresses. 2: clause 3 of
+        // `portcullis_map`, whose text says that a mapped buffer opens the rest of its pages.
         let mapper = unsafe { device.space().mapper() };
         let builder =
             DomainBuilder::new(mapper).bounce(Heap, PoolConfig::default().reached_by(wanted.1.last()));
@@ -173,11 +175,11 @@ pub unsafe extern "C" fn portcullis_device_open(
     })
 }
 
-/// As portcullis_device_open, in the address space of `sibling`: both devices reach what is mapped for either. Where this one has fewer bits of
+/// As portcullis_device_open, in the address space of `sibling`: both devices reach the mappings of either. If this one has narrower
 /// addresses, it does not reach the pool's buffers, and each of its copies takes two system calls: open it first.
 ///
 /// # Safety
-/// As portcullis_device_open, and `sibling` is a device that is open.
+/// 1. As portcullis_device_open, 1 and 2. 2. `sibling` is an open device.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn portcullis_device_open_in(
     name: *const c_char,
@@ -187,7 +189,7 @@ pub unsafe extern "C" fn portcullis_device_open_in(
     out: *mut *mut PortcullisDevice,
 ) -> c_int {
     code(|| {
-        // SAFETY: the caller's promise.
+        // SAFETY: clauses 1 and 2 are the caller's.
         let (name, sibling, out) = unsafe { (self::name(name)?, device(sibling)?, place(out)?) };
         let wanted = wanted(policy, address_bits)?;
         let opened = vfio::Device::open_in(name, sibling.device.space())?;
@@ -197,24 +199,24 @@ pub unsafe extern "C" fn portcullis_device_open_in(
     })
 }
 
-/// Closes a device, or nothing where `device` is null: the device loses the bus, all of its mappings end, and the kernel resets it. Its
-/// memory, its registers and its queues are gone: the queues are freed before.
+/// Closes a device, or does nothing if `device` is null: turns bus mastering off, ends all mappings, and makes the kernel reset the device.
+/// Its memory and its registers are gone, and its queues must have been freed.
 ///
-/// Returns PORTCULLIS_REACHABLE where the kernel did not take all mappings back: it does when the process ends.
+/// Returns PORTCULLIS_REACHABLE if the kernel did not remove all mappings: it does when the process ends.
 ///
 /// # Safety
-/// `device` is null or a device that is open, nothing else is called with it at the same time or later, and it has no queue.
+/// 1. `device` is null or an open device. 2. No other call with it runs at the same time or later. 3. It has no queue.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn portcullis_device_close(device: *mut PortcullisDevice) -> c_int {
     if device.is_null() {
         return 0;
     }
-    // SAFETY: the caller's promise: it is of an `open`, and ends once.
+    // SAFETY: by clauses 1 and 2 it is of an `open`, and ends once.
     let device = unsafe { Box::from_raw(device) };
     code(move || {
-        // One that is gone, or has no such register, is kept from memory by the kernel's reset.
+        // The kernel's reset stops a device that is gone, or has no such register.
         let _ = device.device.set_bus_master(false);
-        // SAFETY: nothing else is called with this device.
+        // SAFETY: clause 2: no other call with this device runs.
         let ended = unsafe { device.ops.unmap_all() };
         let shared = std::mem::take(&mut *device.shared());
         let mut freed = Ok(());
@@ -226,15 +228,16 @@ pub unsafe extern "C" fn portcullis_device_close(device: *mut PortcullisDevice) 
     })
 }
 
-/// Writes where the registers behind base address register `number` (0 to 5) are in this process, and how many bytes there are. They are
-/// there until the device is closed. Six system calls the first time.
+/// Writes the address of the registers behind base address register `number` (0 to 5), and their size in bytes. They exist until the device
+/// is closed. Six system calls the first time.
 ///
-/// Accesses are volatile, of 4 or 8 bytes, and little-endian. After portcullis_device_release all reads are 0, and writes change nothing. A device that was
-/// pulled out without a warning reads as all bits set; while it does not answer at all, as in a low power state, an access ends the process by SIGBUS. On x86-64 a device
-/// that acts on a write sees what the CPU has stored before it; on other machines that takes a barrier of the driver's own, for each write that starts a transfer.
+/// Accesses are volatile, of 4 or 8 bytes, and little-endian. After portcullis_device_release all reads are 0, and writes change nothing.
+/// After surprise removal all bits of a read are set; while the device does not answer at all, as in a low power state, an access raises
+/// SIGBUS. On x86-64 a device that acts on a write sees the CPU's earlier stores; on other machines the driver needs a barrier for each
+/// write that starts a transfer.
 ///
 /// # Safety
-/// `device` is open, and `registers` and `size` may be written.
+/// 1. `device` is open. 2. `registers` and `size` may be written.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn portcullis_bar(
     device: *const PortcullisDevice,
@@ -243,7 +246,7 @@ pub unsafe extern "C" fn portcullis_bar(
     size: *mut usize,
 ) -> c_int {
     code(|| {
-        // SAFETY: the caller's promise.
+        // SAFETY: clauses 1 and 2 are the caller's.
         let (device, registers, size) = unsafe { (self::device(device)?, place(registers)?, place(size)?) };
         let found = device.registers(number).map_err(|error| Failed::system("the registers", &error))?;
         registers.put(found.0);
@@ -252,10 +255,10 @@ pub unsafe extern "C" fn portcullis_bar(
     })
 }
 
-/// Reads `len` bytes of PCI's configuration space from `offset` on. Two system calls.
+/// Reads `len` bytes of PCI configuration space from `offset` on. Two system calls.
 ///
 /// # Safety
-/// `device` is open, and `len` bytes at `out` may be written.
+/// 1. `device` is open. 2. `len` bytes at `out` may be written.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn portcullis_read_config(
     device: *const PortcullisDevice,
@@ -267,7 +270,7 @@ pub unsafe extern "C" fn portcullis_read_config(
         if len > CONFIG_BYTES {
             return Err(Failed::argument("a configuration space has 4096 bytes"));
         }
-        // SAFETY: the caller's promise.
+        // SAFETY: clauses 1 and 2 are the caller's.
         let (device, out) = unsafe { (self::device(device)?, place(out)?) };
         let mut bytes = [0; CONFIG_BYTES];
         let bytes = &mut bytes[..len];
@@ -275,19 +278,18 @@ pub unsafe extern "C" fn portcullis_read_config(
             .device
             .read_config(offset, bytes)
             .map_err(|error| Failed::system("the configuration space", &error))?;
-        // SAFETY: the caller's promise: as many bytes may be written there.
+        // SAFETY: clause 2: this many bytes may be written there.
         unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), out.0.as_ptr(), len) };
         Ok(())
     })
 }
 
-/// Bytes of a PCI Express device's configuration space.
 const CONFIG_BYTES: usize = 4096;
 
-/// Writes `len` bytes at `bytes` to PCI's configuration space from `offset` on. The kernel keeps its own from being changed. Two system calls.
+/// Writes `len` bytes at `bytes` to PCI configuration space from `offset` on. The kernel protects its own fields. Two system calls.
 ///
 /// # Safety
-/// `device` is open, and `len` bytes at `bytes` may be read.
+/// 1. `device` is open. 2. `len` bytes at `bytes` may be read.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn portcullis_write_config(
     device: *const PortcullisDevice,
@@ -296,14 +298,14 @@ pub unsafe extern "C" fn portcullis_write_config(
     len: usize,
 ) -> c_int {
     code(|| {
-        // SAFETY: the caller's promise.
+        // SAFETY: clause 1 is the caller's.
         let device = unsafe { self::device(device) }?;
         if bytes.is_null() || len > CONFIG_BYTES {
             return Err(Failed::argument(
                 "the bytes are null, or more than the 4096 of a configuration space",
             ));
         }
-        // SAFETY: the caller's promise.
+        // SAFETY: clause 2 is the caller's.
         let bytes = unsafe { std::slice::from_raw_parts(bytes, len) };
         device
             .device
@@ -312,17 +314,17 @@ pub unsafe extern "C" fn portcullis_write_config(
     })
 }
 
-/// Lets the device make accesses of its own (`on` is not 0), or keeps it from them. An open device makes none before. Four system calls.
+/// Turns bus mastering on (`on` is not 0) or off. An open device makes no accesses before. Four system calls.
 ///
 /// # Safety
-/// `device` is open.
+/// 1. `device` is open.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn portcullis_device_set_bus_master(
     device: *const PortcullisDevice,
     on: c_int,
 ) -> c_int {
     code(|| {
-        // SAFETY: the caller's promise.
+        // SAFETY: clause 1 is the caller's.
         let device = unsafe { self::device(device) }?;
         device.device.set_bus_master(on != 0).map_err(|error| Failed::system("the command register", &error))
     })
@@ -331,70 +333,72 @@ pub unsafe extern "C" fn portcullis_device_set_bus_master(
 /// Resets the device, which takes up to a second. Its mappings stay.
 ///
 /// # Safety
-/// `device` is open.
+/// 1. `device` is open.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn portcullis_device_reset(device: *const PortcullisDevice) -> c_int {
     code(|| {
-        // SAFETY: the caller's promise.
+        // SAFETY: clause 1 is the caller's.
         let device = unsafe { self::device(device) }?;
         device.device.reset().map_err(|error| Failed::system("the reset", &error))
     })
 }
 
-/// Lets go of a device that is to be unplugged, while it is open: it reaches no memory any more, its registers are memory of zeros, and the kernel goes on with the
-/// unplug. Each of its interrupts' files can be read once more, as if it was raised: a thread that waits wakes, and finds that calls of the device fail.
+/// Releases a device that is to be unplugged, while it stays open: it no longer reaches memory, its registers become zeroed memory, and the
+/// kernel continues the unplug. Each of its interrupts' files can be read once more: waiting threads wake, and find that calls of the
+/// device fail.
 ///
-/// Its buffers come back as always: by portcullis_unmap, portcullis_unmap_all and the queues' functions. A buffer is unmapped before it is freed: a device that is opened in this
-/// address space later reaches all that is still mapped. The device is closed afterwards. Where a child of fork has the device, too, the child's end is its end.
+/// Its buffers are returned as always: by portcullis_unmap, portcullis_unmap_all and the queues' functions. Unmap a buffer before freeing
+/// it: a device that is opened in this address space later reaches all remaining mappings. Close the device afterwards. If a child of fork
+/// has the device, too, it goes on until the child ends.
 ///
 /// Takes up to a second. PORTCULLIS_SYSTEM: the kernel has no memory for that, or another process has the device, too.
 ///
 /// # Safety
-/// `device` is open.
+/// 1. `device` is open.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn portcullis_device_release(device: *const PortcullisDevice) -> c_int {
     code(|| {
-        // SAFETY: the caller's promise.
+        // SAFETY: clause 1 is the caller's.
         let device = unsafe { self::device(device) }?;
         device.device.release().map_err(|error| Failed::system("the device's release", &error))
     })
 }
 
-/// What a device has mapped and done.
+/// The mappings of a device, and its counts.
 #[repr(C)]
 #[derive(Debug, Clone, Copy, Default)]
 pub struct PortcullisUsage {
     /// Mappings made by portcullis_map and portcullis_map_list.
     pub maps: u64,
-    /// Of these, made through copies.
+    /// Of these, copied ones.
     pub copies: u64,
-    /// Of these, ended.
+    /// Of these, ended ones.
     pub unmaps: u64,
-    /// Calls that were refused, or failed.
+    /// Refused or failed calls.
     pub errors: u64,
     /// Bytes of buffers that the device reaches now.
     pub open_bytes: u64,
-    /// Bytes beside these, in the same pages, that the device reaches now.
+    /// Other bytes of their pages, which the device reaches now.
     pub exposed_bytes: u64,
-    /// Mappings of the kernel's in the address space now, of all of its devices.
+    /// The kernel's current mappings in the address space, of all its devices.
     pub kernel_mappings: u64,
-    /// Bytes of these, all of which are locked in memory.
+    /// Their bytes, all of which are locked in memory.
     pub kernel_bytes: u64,
-    /// System calls that mapped or unmapped, since the address space was made.
+    /// System calls of maps and unmaps, since the address space was made.
     pub kernel_calls: u64,
 }
 
-/// Writes what the device has mapped and done to `out`. Takes locks, and no system call.
+/// Writes the device's mappings and counts to `out`. Takes locks, and makes no system call.
 ///
 /// # Safety
-/// `device` is open, and `out` may be written.
+/// 1. `device` is open. 2. `out` may be written.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn portcullis_device_usage(
     device: *const PortcullisDevice,
     out: *mut PortcullisUsage,
 ) -> c_int {
     code(|| {
-        // SAFETY: the caller's promise.
+        // SAFETY: clauses 1 and 2 are the caller's.
         let (device, out) = unsafe { (self::device(device)?, place(out)?) };
         let (ops, kernel) = (device.ops.usage(), device.device.space().usage());
         out.put(PortcullisUsage {
@@ -423,7 +427,7 @@ pub extern "C" fn portcullis_version() -> *const c_char {
     VERSION.as_ptr()
 }
 
-/// Any number of threads call a device's functions at once.
+/// Any number of threads may call a device's functions at once.
 const _: () = {
     const fn is_shared<T: Send + Sync>() {}
     is_shared::<PortcullisDevice>();

@@ -1,4 +1,4 @@
-//! Mappings by address: of buffers, of lists, and of memory that driver and device share.
+//! Mappings by address: of buffers and lists; and coherent memory.
 
 use std::ffi::{c_int, c_void};
 
@@ -10,13 +10,13 @@ use portcullis_linux::heap::Heap;
 use crate::device::{PortcullisDevice, Shared, device, place};
 use crate::error::{Failed, PortcullisMemory, PortcullisNotMapped, Result, code};
 
-/// What a device does to a buffer.
+/// How a device accesses a buffer.
 #[repr(C)]
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum PortcullisDirection {
-    /// It reads it.
+    /// The device reads it.
     PortcullisToDevice = 0,
-    /// It writes it.
+    /// The device writes it.
     PortcullisFromDevice = 1,
     /// Both.
     PortcullisBidirectional = 2,
@@ -32,36 +32,36 @@ pub(crate) fn direction(number: u32) -> Result<Direction> {
     }
 }
 
-/// A piece of a list, in memory.
+/// A piece of memory in a list.
 #[repr(C)]
 #[derive(Debug, Clone, Copy)]
 pub struct PortcullisPiece {
-    /// Its first byte.
+    /// Its address.
     pub memory: *mut c_void,
-    /// Its bytes.
+    /// Its length in bytes.
     pub len: usize,
 }
 
-/// A piece of a list, as the device is told of it.
+/// A piece of a list for the device.
 #[repr(C)]
 #[derive(Debug, Clone, Copy)]
 pub struct PortcullisSegment {
-    /// Its first address.
+    /// Its IOVA.
     pub iova: u64,
-    /// Its bytes.
+    /// Its length in bytes.
     pub len: u64,
 }
 
-/// Lets the device reach `len` bytes at `buffer`, or a copy of them, and writes the address for the device to `iova`. The device does to them
-/// what `direction`, a portcullis_direction, says. A buffer that is mapped and not copied is mapped with the rest of its pages.
+/// Lets the device reach `len` bytes at `buffer`, or a copy of them, and writes the IOVA to `iova`. The device accesses them by
+/// `direction`, a portcullis_direction. A buffer that is mapped instead of copied is mapped with the rest of its pages.
 ///
-/// Until portcullis_unmap has succeeded the buffer stays where it is, and is not freed. What the device has written to a copy is in the buffer after a
-/// portcullis_sync_for_cpu or the unmap. No thread touches the buffer while this function, a sync or the unmap runs.
+/// Until portcullis_unmap has succeeded the buffer is neither moved nor freed. The device's writes to a copy are in the buffer after a
+/// portcullis_sync_for_cpu or the unmap. No thread accesses the buffer while this function, a sync or the unmap runs.
 ///
-/// A copy takes the copying; a mapping one system call. May allocate.
+/// Costs the copy, or one system call for a mapping. May allocate.
 ///
 /// # Safety
-/// `device` is open, `iova` may be written, and what is said of the buffer holds.
+/// 1. `device` is open. 2. `iova` may be written. 3. The above holds for the buffer.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn portcullis_map(
     device: *const PortcullisDevice,
@@ -71,25 +71,25 @@ pub unsafe extern "C" fn portcullis_map(
     iova: *mut u64,
 ) -> c_int {
     code(|| {
-        // SAFETY: the caller's promise.
+        // SAFETY: clauses 1 and 2 are the caller's.
         let (device, place) = unsafe { (self::device(device)?, place(iova)?) };
         let (direction, PhysSegment { phys, len }) =
             (self::direction(direction)?, segment(buffer.cast(), len));
-        // SAFETY: the caller's promise: it is its memory to open, and nothing else touches it meanwhile.
+        // SAFETY: clause 3: it is the caller's memory to open, and no thread accesses it meanwhile.
         let mapped = unsafe { device.ops.map(phys, len, direction, MapAttributes::default()) };
         place.put(mapped?.get());
         Ok(())
     })
 }
 
-/// Lets the device reach `count` pieces in one range of addresses. Writes at most `count` segments to `out`, which has room for as many, and how many
-/// to `used`: these are what the device is told, as pieces that touch are one. The list ends as a whole, by portcullis_unmap of all addresses
-/// from the first byte of the first segment to the last byte of the last, gaps included.
+/// Lets the device reach `count` pieces in one range of addresses. Writes at most `count` segments to `out`, which has room for as many,
+/// and their number to `used`: these are for the device; adjacent pieces are merged. The list ends as a whole, by portcullis_unmap of all
+/// addresses from the first byte of the first segment to the last byte of the last, including gaps.
 ///
-/// One system call for each run of memory. Allocates. Else as portcullis_map.
+/// One system call for each run of memory. Allocates. Otherwise as portcullis_map.
 ///
 /// # Safety
-/// As portcullis_map, for each piece; and `pieces`, `out` and `used` are what is said of them.
+/// 1. As portcullis_map, for each piece. 2. `pieces`, `out` and `used` are as described.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn portcullis_map_list(
     device: *const PortcullisDevice,
@@ -100,7 +100,7 @@ pub unsafe extern "C" fn portcullis_map_list(
     used: *mut usize,
 ) -> c_int {
     code(|| {
-        // SAFETY: the caller's promise.
+        // SAFETY: clauses 1 and 2 are the caller's.
         let (device, used) = unsafe { (self::device(device)?, place(used)?) };
         if pieces.is_null() || out.is_null() {
             return Err(Failed::argument("the pieces or the segments are null"));
@@ -109,15 +109,15 @@ pub unsafe extern "C" fn portcullis_map_list(
         let (mut list, mut found) = (Vec::new(), Vec::new());
         list.try_reserve_exact(count)?;
         found.try_reserve_exact(count)?;
-        // SAFETY: the caller's promise: there are as many.
+        // SAFETY: clause 2: there are as many.
         let pieces = unsafe { std::slice::from_raw_parts(pieces, count) };
         list.extend(pieces.iter().map(|piece| segment(piece.memory.cast(), piece.len)));
         found.resize(count, DmaSegment { iova: Iova::new(0), len: 0 });
-        // SAFETY: as for `portcullis_map`, for each piece.
+        // SAFETY: clause 1: as for `portcullis_map`, for each piece.
         let count = unsafe { device.ops.map_sg(&list, direction, MapAttributes::default(), &mut found) }?;
         for (index, segment) in found.iter().take(count).enumerate() {
             let segment = PortcullisSegment { iova: segment.iova.get(), len: segment.len };
-            // SAFETY: the caller's promise: there is room for as many segments as pieces.
+            // SAFETY: clause 2: there is room for as many segments as pieces.
             unsafe { out.add(index).write(segment) };
         }
         used.put(count);
@@ -125,29 +125,28 @@ pub unsafe extern "C" fn portcullis_map_list(
     })
 }
 
-/// Ends the mapping of `len` bytes at `iova`. When it has succeeded the device does not reach the buffer, and the buffer has what the device wrote.
+/// Ends the mapping of `len` bytes at `iova`. After success the device does not reach the buffer, which has the device's writes.
 ///
-/// It may be called while the device is still working, as after a transfer that failed: the device reaches the buffer no more.
+/// It may be called while the device is still working, such as after a failed transfer: the device no longer reaches the buffer.
 ///
-/// PORTCULLIS_NOT_MAPPED says that no such mapping of this device is there, or that it has another length: nothing is changed. After
-/// PORTCULLIS_REACHABLE the mapping is over, but the memory must not be used again or freed: the kernel has not taken it back.
+/// PORTCULLIS_NOT_MAPPED: this device has no such mapping, or it has another length; nothing has changed. After PORTCULLIS_REACHABLE the
+/// mapping is over, but the memory must be neither reused nor freed: the kernel has not removed the mapping.
 ///
-/// A copy takes the copying; a mapping one system call. Allocates nothing.
+/// Costs the copy, or one system call for a mapping. Does not allocate.
 ///
 /// # Safety
-/// `device` is open, and no other call for this mapping runs at the same time.
+/// 1. `device` is open. 2. No other call for this mapping runs at the same time.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn portcullis_unmap(device: *const PortcullisDevice, iova: u64, len: u64) -> c_int {
     code(|| {
-        // SAFETY: the caller's promise, and that of the map.
+        // SAFETY: clauses 1 and 2, and clause 3 of the map, are the caller's.
         let ended =
             unsafe { self::device(device)?.ops.unmap(Iova::new(iova), len, UnmapAttributes::default()) };
         Ok(ended?)
     })
 }
 
-/// Lets the CPU see what the device has written to `len` bytes at `iova`, anywhere inside of a mapping, which goes on. No system call; a copy
-/// takes the copying.
+/// Shows the CPU the device's writes to `len` bytes at `iova`, anywhere inside a mapping, which continues. No system call; costs the copy.
 ///
 /// # Safety
 /// As portcullis_unmap.
@@ -157,12 +156,12 @@ pub unsafe extern "C" fn portcullis_sync_for_cpu(
     iova: u64,
     len: u64,
 ) -> c_int {
-    // SAFETY: the caller's promise, and that of the map.
+    // SAFETY: clauses 1 and 2 of `portcullis_unmap`, and clause 3 of the map, are the caller's.
     code(|| unsafe { Ok(self::device(device)?.ops.sync_for_cpu(Iova::new(iova), len)?) })
 }
 
-/// Lets the device see what the CPU has written to `len` bytes at `iova`, anywhere inside of a mapping. No system call; a copy takes the copying.
-/// For a device that only writes it copies nothing.
+/// Shows the device the CPU's writes to `len` bytes at `iova`, anywhere inside a mapping. No system call; costs the copy. Copies nothing
+/// for a device that only writes it.
 ///
 /// # Safety
 /// As portcullis_unmap.
@@ -172,21 +171,21 @@ pub unsafe extern "C" fn portcullis_sync_for_device(
     iova: u64,
     len: u64,
 ) -> c_int {
-    // SAFETY: the caller's promise, and that of the map.
+    // SAFETY: clauses 1 and 2 of `portcullis_unmap`, and clause 3 of the map, are the caller's.
     code(|| unsafe { Ok(self::device(device)?.ops.sync_for_device(Iova::new(iova), len)?) })
 }
 
-/// Ends all mappings of the device that portcullis_map and portcullis_map_list have made, without copying anything to the buffers: for a device that was reset
-/// or is gone. Writes to `count`, unless it is null, how many there were.
+/// Ends all of the device's mappings by portcullis_map and portcullis_map_list, without copying to the buffers: for a device that was reset
+/// or is gone. Writes their number to `count`, unless it is null.
 ///
 /// # Safety
-/// `device` is open, and no other call for its mappings runs at the same time.
+/// 1. `device` is open. 2. No other call for its mappings runs at the same time. 3. `count` is null, or may be written.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn portcullis_unmap_all(device: *const PortcullisDevice, count: *mut u64) -> c_int {
     code(|| {
-        // SAFETY: the caller's promise.
+        // SAFETY: clauses 1 and 2 are the caller's.
         let left = unsafe { self::device(device)?.ops.unmap_all() }?;
-        // SAFETY: the caller's promise.
+        // SAFETY: clause 3 is the caller's.
         if let Ok(count) = unsafe { place(count) } {
             count.put(left.mappings);
         }
@@ -194,12 +193,12 @@ pub unsafe extern "C" fn portcullis_unmap_all(device: *const PortcullisDevice, c
     })
 }
 
-/// Allocates `len` zeroed bytes, in whole pages, that driver and device share until portcullis_free: for descriptor rings, and for buffers that are used
-/// again and again. Writes where they are for the CPU to `memory`, and for the device to `iova`. The device reads and writes them at any time,
-/// so the driver's accesses are atomic or volatile. One system call.
+/// Allocates `len` zeroed bytes, in whole pages, of coherent memory until portcullis_free: for descriptor rings, and for long-lived
+/// buffers. Writes its address for the CPU to `memory`, and its IOVA to `iova`. The device accesses it at any time, so the driver's
+/// accesses are atomic or volatile. One system call.
 ///
 /// # Safety
-/// `device` is open, and `memory` and `iova` may be written.
+/// 1. `device` is open. 2. `memory` and `iova` may be written.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn portcullis_alloc(
     device: *const PortcullisDevice,
@@ -208,7 +207,7 @@ pub unsafe extern "C" fn portcullis_alloc(
     iova: *mut u64,
 ) -> c_int {
     code(|| {
-        // SAFETY: the caller's promise.
+        // SAFETY: clauses 1 and 2 are the caller's.
         let (device, memory, iova) = unsafe { (self::device(device)?, place(memory)?, place(iova)?) };
         let shared = CoherentMemory::new(device.attached.dma(), Heap, len)?;
         let at = shared.as_ptr().ok_or_else(|| Failed::new(PortcullisMemory, "the memory is in pieces"))?;
@@ -221,15 +220,15 @@ pub unsafe extern "C" fn portcullis_alloc(
     })
 }
 
-/// Frees memory of portcullis_alloc. When it has succeeded the device does not reach it. PORTCULLIS_NOT_MAPPED says that this is no such
-/// memory, or was freed: nothing is changed. After PORTCULLIS_REACHABLE it is never freed. One system call.
+/// Frees memory of portcullis_alloc. After success the device does not reach it. PORTCULLIS_NOT_MAPPED: it is no such memory, or was freed;
+/// nothing has changed. After PORTCULLIS_REACHABLE it is never freed. One system call.
 ///
 /// # Safety
-/// `device` is open, and nothing uses the memory.
+/// 1. `device` is open. 2. Nothing uses the memory.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn portcullis_free(device: *const PortcullisDevice, memory: *mut c_void) -> c_int {
     code(|| {
-        // SAFETY: the caller's promise.
+        // SAFETY: clause 1 is the caller's.
         let mut all = unsafe { self::device(device) }?.shared();
         let is_it = |shared: &Shared| shared.as_ptr().is_some_and(|at| at.as_ptr().cast() == memory);
         let found = all.iter().position(is_it).map(|index| all.swap_remove(index));

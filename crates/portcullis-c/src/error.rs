@@ -1,4 +1,4 @@
-//! What a function returns, and the text of the last error.
+//! Results of functions, and the text of the last error.
 
 use std::cell::UnsafeCell;
 use std::collections::TryReserveError;
@@ -11,50 +11,50 @@ use portcullis::domain::{MapListError, UnmapError};
 use portcullis::pgtable::MapError;
 use portcullis_linux::vfio::OpenError;
 
-/// What a function returns.
+/// The result of a function.
 #[repr(C)]
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum PortcullisError {
-    /// It is done.
+    /// Success.
     PortcullisOk = 0,
     /// An argument is null, or out of its range. Nothing has happened.
     PortcullisArgument = 1,
     /// The device was not opened: the text says what to do.
     PortcullisOpen = 2,
-    /// There is no memory. Nothing has happened.
+    /// Out of memory. Nothing has happened.
     PortcullisMemory = 3,
-    /// The queue or the pool is full now. Nothing has happened: unmap or commit something, and call again.
+    /// The queue or the pool is full. Nothing has happened: unmap or commit something, and call again.
     PortcullisFull = 4,
-    /// The kernel maps no more for this process: its limit of locked memory or of mappings is reached. Nothing has happened.
+    /// The kernel's limit of locked memory or of mappings is reached. Nothing has happened.
     PortcullisLimit = 5,
-    /// The buffer was refused: it has no bytes, is too long, or is to be mapped and is not memory of this process; or there are no addresses left for it.
-    /// Nothing has happened.
+    /// The buffer was refused: it has no bytes, is too long, or is to be mapped and is not memory of this process; or no addresses are left
+    /// for it. Nothing has happened.
     PortcullisRefused = 6,
     /// There is no such mapping, or it is of another length. Nothing has happened.
     PortcullisNotMapped = 7,
-    /// **The device may still reach the memory.** The caller neither uses it for anything else nor frees it.
+    /// **The device may still reach the memory.** The caller must neither reuse nor free it.
     PortcullisReachable = 8,
     /// A system call failed.
     PortcullisSystem = 9,
-    /// The mapping is over for the driver, but **the device may still reach the memory** until the queue's next commit that succeeds.
+    /// The mapping is over for the driver, but **the device may still reach the memory** until the queue's next successful commit.
     PortcullisWaits = 10,
     /// The mapping has not ended, and can be unmapped again.
     PortcullisNotEnded = 11,
-    /// The device was let go of, by portcullis_device_release.
+    /// The device was released by portcullis_device_release.
     PortcullisReleased = 12,
 }
 
 pub(crate) use PortcullisError::*;
 
-/// Bytes of an error's text, with the zero at its end.
+/// Bytes of an error's text, including the final zero.
 const TEXT: usize = 1024;
 
 thread_local! {
-    /// The text of this thread's last error. It has a place of its own, so that an error for want of memory takes none.
+    /// The text of this thread's last error, preallocated, so that an out-of-memory error needs no memory.
     static LAST: UnsafeCell<[u8; TEXT]> = const { UnsafeCell::new([0; TEXT]) };
 }
 
-/// An error to return, whose text is this thread's last.
+/// An error, whose text is this thread's last.
 pub(crate) struct Failed(PortcullisError);
 
 pub(crate) type Result<T> = std::result::Result<T, Failed>;
@@ -67,7 +67,7 @@ impl Failed {
             // between calls.
             let last = unsafe { &mut *last.get() };
             let mut rest = &mut last[..TEXT - 1];
-            // A text that is longer is cut.
+            // Truncates a longer text.
             let _ = write!(rest, "{text}");
             let left = rest.len();
             last[TEXT - 1 - left] = 0;
@@ -142,7 +142,7 @@ impl From<UnmapError> for Failed {
     }
 }
 
-/// Runs what a function does, and returns its code. (A panic ends the process, as none may go through C.)
+/// Runs a function's body, and returns its code. (A panic aborts, because none may unwind through C.)
 #[inline]
 pub(crate) fn code(f: impl FnOnce() -> Result<()>) -> c_int {
     match f() {
@@ -151,16 +151,17 @@ pub(crate) fn code(f: impl FnOnce() -> Result<()>) -> c_int {
     }
 }
 
-/// Has a value live until C gives it back: `Box::from_raw` ends it.
+/// Leaks a value to C: `Box::from_raw` frees it.
 pub(crate) fn given<T>(value: T) -> Result<*mut T> {
     let mut one = Vec::new();
     one.try_reserve_exact(1)?;
     one.push(value);
-    // A slice of one is laid out as the one is.
+    // A slice of one has the layout of its element.
     Ok(Box::into_raw(one.into_boxed_slice()).cast())
 }
 
-/// What this thread's last error was, in a sentence; empty where there was none. The text is good until the thread's next error, and is cut after 1,023
+/// The text of this thread's last error, in a sentence; empty if there was none. Valid until the thread's next error; truncated after 1,023
+/// bytes.
 /// bytes.
 #[unsafe(no_mangle)]
 pub extern "C" fn portcullis_error_text() -> *const c_char {
@@ -177,7 +178,7 @@ mod tests {
     use super::*;
 
     fn text() -> String {
-        // SAFETY: it is a text of this thread's, until the next error.
+        // SAFETY: a string of this thread's, valid until the next error.
         unsafe { CStr::from_ptr(portcullis_error_text()) }.to_str().expect("text").to_owned()
     }
 

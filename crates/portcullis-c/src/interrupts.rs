@@ -1,4 +1,4 @@
-//! Interrupts of a device, and the kernel's request that it be let go of.
+//! Interrupts of a device, and the kernel's unplug request.
 
 use std::ffi::c_int;
 use std::io;
@@ -15,24 +15,24 @@ use crate::error::{Failed, PortcullisReleased, PortcullisSystem, Result, code};
 #[repr(C)]
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum PortcullisInterruptKind {
-    /// The first of the others of which the device has as many as are asked for.
+    /// The first of the other kinds of which the device has enough.
     PortcullisAnyInterrupt = 0,
-    /// By writes to memory, as its table of up to 2,048 says.
+    /// Messages: up to 2,048, by its MSI-X table.
     PortcullisMsiX = 1,
-    /// By writes to memory, up to 32.
+    /// Messages, up to 32.
     PortcullisMsi = 2,
-    /// By a wire, one.
+    /// One line.
     PortcullisIntx = 3,
 }
 
-/// Turns on `count` interrupts of a portcullis_interrupt_kind, numbered from 0 on, and writes to `events` an eventfd for each: it can be read when its interrupt was
-/// raised, and a read takes how often that was, in 8 bytes. None of them blocks. They are the library's to close; portcullis_interrupts_off and the device's
-/// end turn them off. Two system calls and one for each.
+/// Turns on `count` interrupts of a portcullis_interrupt_kind, numbered from 0, and writes an eventfd for each to `events`: it is readable
+/// after its interrupt was raised, and a read returns how often, in 8 bytes. It is non-blocking. The library closes it;
+/// portcullis_interrupts_off and closing the device turn the interrupts off. Two system calls and one for each.
 ///
-/// PORTCULLIS_SYSTEM: the device has not as many, or has some turned on already.
+/// PORTCULLIS_SYSTEM: the device has too few, or some are already on.
 ///
 /// # Safety
-/// `device` is open, and `count` numbers at `events` may be written.
+/// 1. `device` is open. 2. `count` numbers at `events` may be written.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn portcullis_interrupts(
     device: *const PortcullisDevice,
@@ -41,7 +41,7 @@ pub unsafe extern "C" fn portcullis_interrupts(
     events: *mut c_int,
 ) -> c_int {
     code(|| {
-        // SAFETY: the caller's promise.
+        // SAFETY: clauses 1 and 2 are the caller's.
         let (device, events) = unsafe { (self::device(device)?, place(events)?) };
         let kind = match kind {
             0 => None,
@@ -62,19 +62,19 @@ pub unsafe extern "C" fn portcullis_interrupts(
         *all =
             made.map_err(|error| Failed::new(PortcullisSystem, error))?.into_iter().map(Arc::new).collect();
         for (index, interrupt) in all.iter().enumerate() {
-            // SAFETY: the caller's promise: there is room for as many as were asked for.
+            // SAFETY: clause 2: there is room for as many as requested.
             unsafe { events.0.add(index).write(interrupt.as_fd().as_raw_fd()) };
         }
         Ok(())
     })
 }
 
-/// Waits until interrupt `number` is raised, for `milliseconds` at the most, or without end where they are negative. Writes to `count` how often it was since the
-/// last call or read of its file: 0 where the time is over. PORTCULLIS_RELEASED says that the device was let go of, before or meanwhile: each thread that
-/// waits is told. Two system calls.
+/// Waits until interrupt `number` is raised, for at most `milliseconds`, or without limit if negative. Writes to `count` how often it was
+/// since the last call or read of its file: 0 after the time limit. PORTCULLIS_RELEASED: the device was released, before or during the
+/// wait; all waiting threads return. Two system calls.
 ///
 /// # Safety
-/// `device` is open, and `count` may be written.
+/// 1. `device` is open. 2. `count` may be written.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn portcullis_interrupt_wait(
     device: *const PortcullisDevice,
@@ -83,7 +83,7 @@ pub unsafe extern "C" fn portcullis_interrupt_wait(
     count: *mut u64,
 ) -> c_int {
     code(|| {
-        // SAFETY: the caller's promise.
+        // SAFETY: clauses 1 and 2 are the caller's.
         let (device, count) = unsafe { (self::device(device)?, place(count)?) };
         let one = device.interrupt(number)?;
         let waited = match u64::try_from(milliseconds) {
@@ -98,45 +98,44 @@ pub unsafe extern "C" fn portcullis_interrupt_wait(
     })
 }
 
-/// Turns off what portcullis_interrupts has turned on, and closes its files. One system call for each.
+/// Turns off the interrupts of portcullis_interrupts, and closes their files. One system call for each.
 ///
 /// # Safety
-/// `device` is open, and no thread uses the files, or waits for them.
+/// 1. `device` is open. 2. No thread uses the files, or waits for them.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn portcullis_interrupts_off(device: *const PortcullisDevice) -> c_int {
     code(|| {
-        // SAFETY: the caller's promise.
+        // SAFETY: clause 1 is the caller's.
         locked(&unsafe { self::device(device) }?.interrupts).clear();
         Ok(())
     })
 }
 
-/// Lets the wire of an interrupt of PORTCULLIS_INTX raise it again, after the driver has had the device take its wire back. One system call; nothing for
-/// other kinds.
+/// Unmasks an interrupt of PORTCULLIS_INTX, after the driver has made the device deassert it. One system call; nothing for other kinds.
 ///
 /// # Safety
-/// `device` is open.
+/// 1. `device` is open.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn portcullis_interrupt_unmask(device: *const PortcullisDevice, number: u32) -> c_int {
     code(|| {
-        // SAFETY: the caller's promise.
+        // SAFETY: clause 1 is the caller's.
         let one = unsafe { self::device(device) }?.interrupt(number)?;
         one.unmask().map_err(|error| Failed::system("the interrupt", &error))
     })
 }
 
-/// Writes to `event` an eventfd that can be read when the kernel asks for the device: it is to be unplugged, or unbound from VFIO. The unplug waits
-/// for portcullis_device_release or portcullis_device_close. It is the library's to close, with the device.
+/// Writes to `event` an eventfd that is readable when the kernel requests the device: it is to be unplugged, or unbound from VFIO. The
+/// unplug waits for portcullis_device_release or portcullis_device_close. The library closes it with the device.
 ///
 /// # Safety
-/// `device` is open, and `event` may be written.
+/// 1. `device` is open. 2. `event` may be written.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn portcullis_unplug_request(
     device: *const PortcullisDevice,
     event: *mut c_int,
 ) -> c_int {
     code(|| {
-        // SAFETY: the caller's promise.
+        // SAFETY: clauses 1 and 2 are the caller's.
         let (device, event) = unsafe { (self::device(device)?, place(event)?) };
         let mut request = locked(&device.unplug_request);
         if request.is_none() {

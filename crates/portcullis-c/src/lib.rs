@@ -1,8 +1,8 @@
-//! Portcullis for drivers in C and C++ on Linux: `portcullis.h`, which `cbindgen` makes of this crate, says what each function does.
+//! Portcullis for drivers in C and C++ on Linux: `portcullis.h`, which `cbindgen` generates from this crate, documents each function.
 //! `cargo xtask c-library` makes the libraries, and a file for pkg-config.
 //!
-//! Under the functions are [`vfio`](portcullis_linux::vfio) and one [`DmaOps`](portcullis::dma::DmaOps) for each device: a C driver ends its
-//! mappings by their addresses, from any thread, and a mistake of its is refused with an error. For batches and rings there are queues.
+//! The functions use [`vfio`](portcullis_linux::vfio) and one [`DmaOps`](portcullis::dma::DmaOps) for each device: a C driver ends its
+//! mappings by their addresses, from any thread, and its mistakes are refused with an error. Queues support batches and rings.
 #![cfg(target_os = "linux")]
 #![allow(unsafe_code, reason = "this is what a C program calls")]
 

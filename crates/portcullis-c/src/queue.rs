@@ -18,15 +18,15 @@ use crate::error::{
 #[repr(C)]
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum PortcullisStrategy {
-    /// Each buffer is mapped and unmapped by itself.
+    /// Each buffer is mapped and unmapped individually.
     PortcullisDirect = 0,
-    /// Each buffer is mapped by itself, and a batch of them is unmapped together.
+    /// Each buffer is mapped individually, and buffers are unmapped in batches.
     PortcullisBatched = 1,
-    /// As batched, with addresses in order, so that a batch whose buffers came and go in order is one system call.
+    /// As batched, with consecutive addresses, so that a batch of buffers in order is one system call.
     PortcullisRing = 2,
     /// Buffers are copied, through memory that stays mapped: no system call.
     PortcullisCopied = 3,
-    /// The cheaper of ring and copied for each size, as measured when the queue is made and while it runs.
+    /// The cheaper of ring and copied for each size, as measured when the queue is made and at run time.
     PortcullisCheaper = 4,
 }
 
@@ -37,14 +37,14 @@ pub struct PortcullisQueue {
     mappings: Mappings,
 }
 
-/// What the queue has mapped. A mapping's number has its place, and how often that was used: so a number that is out of date is told.
+/// The queue's mappings. A mapping's number has its slot, and the slot's use count: so a stale number is detected.
 #[derive(Debug, Default)]
 struct Mappings {
     places: Vec<(u32, Option<Mapped>)>,
     free: Vec<u32>,
 }
 
-/// A mapping that has not ended, and how many bytes it has: a raw one does not keep that.
+/// A live mapping, and its length: a raw one does not have that.
 #[derive(Debug)]
 struct Mapped {
     raw: RawMapping,
@@ -52,7 +52,7 @@ struct Mapped {
 }
 
 impl Mapped {
-    /// Whether it has this part. A queue that copies nothing does not look.
+    /// Checks that it has this part. A queue that copies nothing does not.
     fn has(&self, (offset, len): (u64, u64)) -> std::result::Result<(), DmaUnmapError> {
         let (iova, mapped) = (self.raw.iova(), self.len);
         match offset.checked_add(len) {
@@ -92,7 +92,7 @@ impl Mappings {
     }
 }
 
-/// How many mappings are over by an unmap that has succeeded. `waiting` waited before it.
+/// Mappings that a successful unmap has ended. `waiting` were pending before it.
 fn over(ended: Ended<(), ()>, waiting: usize) -> usize {
     match ended {
         Ended::Pending => 0,
@@ -101,7 +101,7 @@ fn over(ended: Ended<(), ()>, waiting: usize) -> usize {
     }
 }
 
-/// What holds of a mapping whose unmap has failed.
+/// The state of a mapping after a failed unmap.
 fn left_by<T>(failed: &NotUnmapped<T>) -> PortcullisError {
     match (&failed.mapping, failed.waits) {
         (Some(_), _) => PortcullisNotEnded,
@@ -111,20 +111,21 @@ fn left_by<T>(failed: &NotUnmapped<T>) -> PortcullisError {
 }
 
 /// # Safety
-/// It is null, or `portcullis_queue_new` has made it. While the reference lives the caller does not free it, and no other thread uses it.
+/// 1. It is null, or of `portcullis_queue_new`.
+/// 2. While the reference lives the caller does not free it, and no other thread uses it.
 unsafe fn queue<'a>(queue: *mut PortcullisQueue) -> Result<&'a mut PortcullisQueue> {
-    // SAFETY: the caller's promise.
+    // SAFETY: clauses 1 and 2.
     unsafe { queue.as_mut() }.ok_or_else(|| Failed::argument("the queue is null"))
 }
 
-/// Makes a queue of a device, by a portcullis_strategy. A ring (and PORTCULLIS_CHEAPER) is for up to `descriptors` buffers at once, each of which touches
-/// pages of `bytes` bytes, 4096 for one within a page; for the other strategies both are 0. `batch` buffers end together: 1 to 256, or 0 for 32, and 64 for the strategies with a ring;
-/// PORTCULLIS_DIRECT and PORTCULLIS_COPIED have no batches, and take 0 alone.
+/// Makes a queue of a device, by a portcullis_strategy. A ring (and PORTCULLIS_CHEAPER) is for up to `descriptors` buffers at once, each of
+/// which touches pages of `bytes` bytes, 4096 for one within a page; for the other strategies both are 0. `batch` buffers end together: 1
+/// to 256, or 0 for 32, and 64 for the strategies with a ring; PORTCULLIS_DIRECT and PORTCULLIS_COPIED have no batches, and accept only 0.
 ///
-/// Writes the queue to `out`: portcullis_queue_free ends it. PORTCULLIS_CHEAPER measures for some milliseconds.
+/// Writes the queue to `out`: portcullis_queue_free frees it. PORTCULLIS_CHEAPER measures for some milliseconds.
 ///
 /// # Safety
-/// `device` is open, and stays so until the queue is freed; `out` may be written.
+/// 1. `device` is open, and stays so until the queue is freed. 2. `out` may be written.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn portcullis_queue_new(
     device: *const PortcullisDevice,
@@ -135,7 +136,7 @@ pub unsafe extern "C" fn portcullis_queue_new(
     out: *mut *mut PortcullisQueue,
 ) -> c_int {
     code(|| {
-        // SAFETY: the caller's promise.
+        // SAFETY: clauses 1 and 2 are the caller's.
         let (device, out) = unsafe { (self::device(device)?, place(out)?) };
         let config = match strategy {
             0 => QueueConfig::direct(),
@@ -156,18 +157,18 @@ pub unsafe extern "C" fn portcullis_queue_new(
     })
 }
 
-/// Frees a queue, or nothing where `queue` is null. What waits is committed. What is still mapped ends now.
+/// Frees a queue, or does nothing if `queue` is null. Commits pending unmaps, and ends remaining mappings.
 ///
-/// After PORTCULLIS_REACHABLE the memory of what waited or was mapped must not be used again or freed.
+/// After PORTCULLIS_REACHABLE the memory of pending or mapped buffers must be neither reused nor freed.
 ///
 /// # Safety
-/// `queue` is null, or is not used at the same time or later.
+/// 1. `queue` is null, or of portcullis_queue_new. 2. It is not used at the same time or later.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn portcullis_queue_free(queue: *mut PortcullisQueue) -> c_int {
     if queue.is_null() {
         return 0;
     }
-    // SAFETY: the caller's promise: it is of `portcullis_queue_new`, and ends once.
+    // SAFETY: by clauses 1 and 2 it is of `portcullis_queue_new`, and ends once.
     let mut queue = unsafe { Box::from_raw(queue) };
     code(move || {
         let PortcullisQueue { queue, mappings } = &mut *queue;
@@ -184,13 +185,13 @@ pub unsafe extern "C" fn portcullis_queue_free(queue: *mut PortcullisQueue) -> c
     })
 }
 
-/// Lets the queue's device reach `len` bytes at `buffer`, or a copy of them, as portcullis_map does. Writes the address for the device to `iova`, and the
+/// Lets the queue's device reach `len` bytes at `buffer`, or a copy of them, as portcullis_map does. Writes the IOVA to `iova`, and the
 /// number of the mapping to `mapping`.
 ///
-/// Until a function has said that it is the driver's again the buffer stays where it is, and is not freed.
+/// Until a function has returned the buffer to the driver, it is neither moved nor freed.
 ///
 /// # Safety
-/// As portcullis_map; and no other thread uses the queue during the call.
+/// 1. As portcullis_map. 2. No other thread uses the queue during the call.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn portcullis_queue_map(
     queue: *mut PortcullisQueue,
@@ -201,12 +202,12 @@ pub unsafe extern "C" fn portcullis_queue_map(
     mapping: *mut u64,
 ) -> c_int {
     code(|| {
-        // SAFETY: the caller's promise.
+        // SAFETY: clauses 1 and 2 are the caller's.
         let (queue, iova, mapping) = unsafe { (self::queue(queue)?, place(iova)?, place(mapping)?) };
         let (direction, list) = (self::direction(direction)?, [segment(buffer.cast(), len)]);
         queue.mappings.make_room()?;
         let mut out = [DmaSegment { iova: Iova::new(0), len: 0 }];
-        // SAFETY: the caller's promise, and that of the later calls.
+        // SAFETY: clauses 1 and 2, and those of the later calls, are the caller's.
         let (mapped, _) = unsafe { queue.queue.map_raw(&list, direction, &mut out) }?;
         iova.put(mapped.iova().get());
         mapping.put(queue.mappings.add(Mapped { raw: mapped, len: len as u64 }));
@@ -214,15 +215,15 @@ pub unsafe extern "C" fn portcullis_queue_map(
     })
 }
 
-/// Ends a mapping, or has it wait for its batch. Writes to `ended` how many mappings of the queue are over by this call, so that their
-/// buffers are the driver's again: 0 while this one waits; 1 for it alone, by strategies that do not wait; or its whole batch: all that waited, in the order of
-/// their unmaps.
+/// Ends a mapping, or adds it to its batch. Writes to `ended` how many mappings of the queue this call has ended, whose buffers are the
+/// driver's again: 0 while this one is pending; 1 for it alone, with strategies without batches; or its whole batch: all pending ones, in
+/// the order of their unmaps.
 ///
-/// PORTCULLIS_NOT_MAPPED: the queue has no such mapping, and nothing is changed. PORTCULLIS_WAITS: it waits for the next commit that succeeds.
-/// PORTCULLIS_NOT_ENDED: it can be unmapped again. PORTCULLIS_REACHABLE: its memory must not be used again or freed.
+/// PORTCULLIS_NOT_MAPPED: the queue has no such mapping, and nothing has changed. PORTCULLIS_WAITS: it is pending until the next successful
+/// commit. PORTCULLIS_NOT_ENDED: it can be unmapped again. PORTCULLIS_REACHABLE: its memory must be neither reused nor freed.
 ///
 /// # Safety
-/// No other thread uses the queue during the call.
+/// 1. No other thread uses the queue during the call. 2. `ended` may be written.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn portcullis_queue_unmap(
     queue: *mut PortcullisQueue,
@@ -230,7 +231,7 @@ pub unsafe extern "C" fn portcullis_queue_unmap(
     ended: *mut usize,
 ) -> c_int {
     code(|| {
-        // SAFETY: the caller's promise.
+        // SAFETY: clauses 1 and 2 are the caller's.
         let (queue, ended) = unsafe { (self::queue(queue)?, place(ended)?) };
         let waiting = queue.queue.waiting();
         let found = queue.mappings.find(mapping)?;
@@ -252,16 +253,16 @@ pub unsafe extern "C" fn portcullis_queue_unmap(
     })
 }
 
-/// Ends all that waits, for a queue that falls idle. Writes to `ended` how many mappings that were.
+/// Ends all pending mappings, for a queue that becomes idle. Writes their number to `ended`.
 ///
-/// After PORTCULLIS_WAITS all of it goes on waiting, and can be committed again.
+/// After PORTCULLIS_WAITS all of them stay pending, and can be committed again.
 ///
 /// # Safety
-/// No other thread uses the queue during the call.
+/// 1. No other thread uses the queue during the call. 2. `ended` may be written.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn portcullis_queue_commit(queue: *mut PortcullisQueue, ended: *mut usize) -> c_int {
     code(|| {
-        // SAFETY: the caller's promise.
+        // SAFETY: clauses 1 and 2 are the caller's.
         let (queue, ended) = unsafe { (self::queue(queue)?, place(ended)?) };
         let committed = queue.queue.commit_raw().map_err(|error| Failed::new(PortcullisWaits, error));
         ended.put(committed?);
@@ -269,10 +270,10 @@ pub unsafe extern "C" fn portcullis_queue_commit(queue: *mut PortcullisQueue, en
     })
 }
 
-/// Syncs a part of a mapping of the queue's, as `how` does.
+/// Syncs a part of a mapping of the queue's by `how`.
 ///
 /// # Safety
-/// As [`queue`].
+/// As [`queue`], clauses 1 and 2.
 unsafe fn sync(
     queue: *mut PortcullisQueue,
     mapping: u64,
@@ -280,7 +281,7 @@ unsafe fn sync(
     how: fn(&Queue<Machine>, &RawMapping, u64, u64) -> std::result::Result<(), DmaUnmapError>,
 ) -> c_int {
     code(|| {
-        // SAFETY: the caller's promise.
+        // SAFETY: clauses 1 and 2 are the caller's.
         let PortcullisQueue { queue, mappings } = unsafe { self::queue(queue) }?;
         let Some(mapped) = mappings.find(mapping)? else { return Ok(()) };
         mapped.has(part)?;
@@ -288,12 +289,12 @@ unsafe fn sync(
     })
 }
 
-/// Lets the CPU see what the device has written to `len` bytes of a mapping, from `offset` on.
+/// Shows the CPU the device's writes to `len` bytes of a mapping, from `offset` on.
 ///
-/// A part that is not of the mapping is an error by every strategy, and nothing is copied.
+/// A part outside the mapping is an error with every strategy, and nothing is copied.
 ///
 /// # Safety
-/// No other thread uses the queue during the call.
+/// 1. No other thread uses the queue during the call.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn portcullis_queue_sync_for_cpu(
     queue: *mut PortcullisQueue,
@@ -301,16 +302,16 @@ pub unsafe extern "C" fn portcullis_queue_sync_for_cpu(
     offset: u64,
     len: u64,
 ) -> c_int {
-    // SAFETY: the caller's promise.
+    // SAFETY: clause 1 is the caller's.
     unsafe { sync(queue, mapping, (offset, len), Queue::sync_raw_for_cpu) }
 }
 
-/// Lets the device see what the CPU has written to `len` bytes of a mapping, from `offset` on.
+/// Shows the device the CPU's writes to `len` bytes of a mapping, from `offset` on.
 ///
-/// A part that is not of the mapping is an error by every strategy, and nothing is copied.
+/// A part outside the mapping is an error with every strategy, and nothing is copied.
 ///
 /// # Safety
-/// No other thread uses the queue during the call.
+/// 1. No other thread uses the queue during the call.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn portcullis_queue_sync_for_device(
     queue: *mut PortcullisQueue,
@@ -318,11 +319,11 @@ pub unsafe extern "C" fn portcullis_queue_sync_for_device(
     offset: u64,
     len: u64,
 ) -> c_int {
-    // SAFETY: the caller's promise.
+    // SAFETY: clause 1 is the caller's.
     unsafe { sync(queue, mapping, (offset, len), Queue::sync_raw_for_device) }
 }
 
-/// A queue may be made by one thread and used by another.
+/// One thread may make a queue, and another use it.
 const _: () = {
     const fn is_sent<T: Send>() {}
     is_sent::<PortcullisQueue>();
@@ -342,7 +343,7 @@ mod tests {
 
     use super::*;
 
-    /// A page that a queue of the software IOMMU has mapped.
+    /// A page mapped by a queue of the software IOMMU.
     fn mapped() -> Mapped {
         let memory = Memory::new(1 << 20);
         let iommu = Iommu::new(IommuConfig::new(Arc::clone(&memory)));

@@ -17,7 +17,7 @@ fn made() -> String {
     }
     let mut header = Vec::new();
     builder.generate().expect("a header").write(&mut header);
-    // C has no such sections, and what is in them holds for C alike.
+    // C has no such sections; their text holds for C as well.
     String::from_utf8(header)
         .expect("text")
         .replace("// # Safety\n// ", "// The caller promises: ")

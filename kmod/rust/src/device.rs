@@ -1,4 +1,4 @@
-//! Domains and devices, as the C shim holds them: each domain is one of Linux's IOMMU domains, each device a [`DmaOps`].
+//! Domains and devices for the C shim: each domain is one of Linux's IOMMU domains, each device a [`DmaOps`].
 
 use alloc::boxed::Box;
 use alloc::vec::Vec;
@@ -23,7 +23,7 @@ use crate::mapper::LinuxMapper;
 use crate::memory::{Memory, set_direct_map};
 use crate::platform::{Kernel, Machine};
 
-/// What the core is made of here.
+/// The types of the core's parameters here.
 pub enum Linux {}
 
 impl dma::Machine for Linux {
@@ -32,7 +32,7 @@ impl dma::Machine for Linux {
     type Memory = Memory;
 }
 
-// What the kernel calls these errors.
+// The kernel's error codes.
 const EIO: i32 = -5;
 const ENOMEM: i32 = -12;
 const EBUSY: i32 = -16;
@@ -40,12 +40,12 @@ const EINVAL: i32 = -22;
 const ENOSPC: i32 = -28;
 const ERANGE: i32 = -34;
 
-/// A pool has slots up to the size of a large page, so that any threshold may be set while devices run. Its memory is there only
-/// while it is used.
+/// The largest slot of a pool, the size of a large page, so that any threshold may be set while devices run. Its memory exists only while
+/// it is used.
 const LARGEST_SLOT: u64 = 2 << 20;
 
-/// How long a buffer of a pool may wait, and in how long a time a pool learns how many it needs: longer than the five seconds after which
-/// file systems commit, so that these find their buffers mapped.
+/// A pool buffer's idle time, and the period in which a pool learns its demand: longer than the five seconds between file systems' commits,
+/// so that these find their buffers mapped.
 const IDLE_NS: u64 = 10_000_000_000;
 
 /// `struct pc_domain`.
@@ -62,7 +62,7 @@ fn config(policy: &Policy) -> OpsConfig {
         ffi::LAZY => OpsConfig::Lazy { window_ns: policy.window_ns },
         ffi::BOUNCE => OpsConfig::Bounce { threshold: policy.threshold.min(LARGEST_SLOT) },
         ffi::AUTO => OpsConfig::Auto { threshold: policy.threshold.min(LARGEST_SLOT) },
-        // Nothing as a whole is copied, but the ends of what does not consist of whole pages.
+        // Nothing is copied as a whole, except the ends of partial pages.
         _ if policy.ends != 0 => OpsConfig::Bounce { threshold: 0 },
         _ => OpsConfig::Strict,
     }
@@ -81,7 +81,7 @@ fn map_error(error: &DmaMapError) -> i32 {
         DmaMapError::List(
             MapListError::EmptyList | MapListError::EmptySegment { .. } | MapListError::Wraps { .. },
         ) => EINVAL,
-        // Only this says that devices may reach the memory.
+        // Only with this error may devices reach the memory.
         DmaMapError::List(MapListError::Unconfirmed { .. }) => EIO,
         _ => ENOMEM,
     }
@@ -91,7 +91,7 @@ fn unmap_error(error: &DmaUnmapError) -> i32 {
     match error {
         DmaUnmapError::Busy { .. } => EBUSY,
         DmaUnmapError::OutOfRange { .. } => ERANGE,
-        // Only these say that devices may go on reaching the memory.
+        // Only with these errors may devices go on reaching the memory.
         DmaUnmapError::Unconfirmed { .. }
         | DmaUnmapError::StillMapped { .. }
         | DmaUnmapError::Unmap(UnmapError::Unconfirmed { .. } | UnmapError::StillMapped { .. }) => EIO,
@@ -99,9 +99,9 @@ fn unmap_error(error: &DmaUnmapError) -> i32 {
     }
 }
 
-/// The last address of the largest tables that any driver tells of: of 57 bits, as VT-d's five levels have.
+/// The last address of the largest tables of any driver: 57 bits, by VT-d's five levels.
 const MOST_LAST: u64 = (1 << 57) - 1;
-/// That of tables of four levels: each unit has these whose driver tells of addresses of 64 bits.
+/// That of four-level tables: each unit has these whose driver reports 64 bits.
 const USUAL_LAST: u64 = (1 << 48) - 1;
 
 fn new_domain(config: &DomainConfig) -> Result<Domain, i32> {
@@ -111,13 +111,13 @@ fn new_domain(config: &DomainConfig) -> Result<Domain, i32> {
     let mut reserved = Vec::new();
     reserved.try_reserve_exact(config.reserved_count).map_err(|_| ENOMEM)?;
     if config.reserved_count > 0 {
-        // SAFETY: the shim's list.
+        // SAFETY: clause 1: the shim's list.
         let ranges = unsafe { core::slice::from_raw_parts(config.reserved, config.reserved_count) };
         for range in ranges {
             reserved.push(bounds(range.first, range.last)?);
         }
     }
-    // AMD's driver offers all 64 bits, whatever the unit's tables can have: more than four levels are not every unit's.
+    // AMD's driver reports all 64 bits, whatever the unit's tables can have: not every unit has more than four levels.
     let last = if config.last > MOST_LAST { USUAL_LAST } else { config.last };
     let geometry = Geometry { aperture: bounds(config.first, last)?, page_sizes, reserved };
     let kernel = Kernel::new(config.group).and_then(Shared::new).map_err(|_| ENOMEM)?;
@@ -147,14 +147,14 @@ fn new_device<'a>(
     match ops.set_limits(of.mask, of.offset_mask) {
         Ok(()) => Ok(ops),
         Err(error) => {
-            // SAFETY: it was made just now, and nothing has it.
+            // SAFETY: it was made just now, and has no other user.
             unsafe { ptr::drop_in_place(ops) };
             Err(setup_error(&error))
         }
     }
 }
 
-/// Gives the shim what `make` makes in its place, as the stack has no room for it.
+/// Passes the result of `make` to the shim, without a copy on the stack.
 fn give<T>(
     make: impl for<'a> FnOnce(&'a mut MaybeUninit<T>) -> Result<&'a mut T, i32>,
     out: *mut *mut T,
@@ -170,20 +170,21 @@ fn give<T>(
         Ok(_) => return EINVAL,
         Err(error) => return error,
     }
-    // SAFETY: there is room for one, and `make` has returned a reference to the one that is there.
+    // SAFETY: there is room for one, and `make` has returned a reference to the one that it wrote.
     unsafe { place.set_len(1) };
     let place: Box<[T]> = place.into_boxed_slice();
-    // SAFETY: the shim's place. A slice of one is laid out as the one, so `take` may have it as a box of its own.
+    // SAFETY: the shim's pointer. A slice of one has the layout of its element, so `take` may treat it as a box.
     unsafe { *out = Box::into_raw(place).cast() };
     0
 }
 
-/// Takes back what `give` has given.
+/// Frees a value of `give`.
 ///
 /// # Safety
-/// It was given, and not taken back since; nothing uses it any more.
+/// 1. It is of `give`, and was not freed.
+/// 2. Nothing uses it any more.
 unsafe fn take<T>(given: *mut T) {
-    // SAFETY: the caller's promise.
+    // SAFETY: clauses 1 and 2.
     drop(unsafe { Box::from_raw(given) });
 }
 
@@ -196,10 +197,10 @@ pub extern "C" fn pc_init(direct_map: usize) {
 /// See the header.
 ///
 /// # Safety
-/// Both are there.
+/// 1. Both pointers are valid.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pc_domain_new(config: *const DomainConfig, out: *mut *mut Domain) -> i32 {
-    // SAFETY: the caller's promise.
+    // SAFETY: clause 1 is the caller's.
     let config = unsafe { &*config };
     give(|place| Ok(place.write(new_domain(config)?)), out)
 }
@@ -207,44 +208,45 @@ pub unsafe extern "C" fn pc_domain_new(config: *const DomainConfig, out: *mut *m
 /// See the header.
 ///
 /// # Safety
-/// It is of `pc_domain_new`, and without devices.
+/// 1. It is of `pc_domain_new`, and without devices.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pc_domain_free(domain: *mut Domain) {
-    // SAFETY: the caller's promise.
+    // SAFETY: 1 and 2: clause 1 is the caller's; the shim frees it once.
     unsafe { take(domain) };
 }
 
 /// See the header.
 ///
 /// # Safety
-/// It is of `pc_domain_new`.
+/// 1. It is of `pc_domain_new`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pc_domain_timer(domain: *mut Domain) {
-    // SAFETY: the caller's promise.
+    // SAFETY: clause 1 is the caller's.
     unsafe { &*domain }.kernel.timer();
 }
 
 /// See the header.
 ///
 /// # Safety
-/// It is of `pc_domain_new`.
+/// 1. It is of `pc_domain_new`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pc_domain_cpu_released(domain: *mut Domain, cpu: u32) {
-    // SAFETY: the caller's promise.
+    // SAFETY: clause 1 is the caller's.
     unsafe { &*domain }.kernel.cpu_released(cpu as usize);
 }
 
 /// See the header.
 ///
 /// # Safety
-/// All three are there, and the domain outlives the device.
+/// 1. All three pointers are valid.
+/// 2. The domain outlives the device.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pc_device_new(
     domain: *mut Domain,
     config: *const DeviceConfig,
     out: *mut *mut Device,
 ) -> i32 {
-    // SAFETY: the caller's promise.
+    // SAFETY: clause 1 is the caller's.
     let (domain, config) = unsafe { (&*domain, &*config) };
     give(|place| new_device(domain, config, place), out)
 }
@@ -252,10 +254,10 @@ pub unsafe extern "C" fn pc_device_new(
 /// See the header.
 ///
 /// # Safety
-/// It is of `pc_device_new`, and nothing uses it any more.
+/// 1. It is of `pc_device_new`, and nothing uses it any more.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pc_device_free(device: *mut Device) {
-    // SAFETY: the caller's promise.
+    // SAFETY: 1 and 2: clause 1 is the caller's.
     unsafe { take(device) };
 }
 
@@ -269,7 +271,7 @@ fn direction(number: u32) -> Direction {
 
 #[inline]
 fn map_attributes(attributes: u32) -> MapAttributes {
-    // The usual mapping.
+    // The common case.
     if attributes == 0 {
         return MapAttributes::default();
     }
@@ -285,7 +287,8 @@ fn map_attributes(attributes: u32) -> MapAttributes {
 /// See the header.
 ///
 /// # Safety
-/// The device is there; the memory is the caller's to open to it.
+/// 1. The device exists.
+/// 2. The memory is the caller's to open to it.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pc_map(
     device: *const Device,
@@ -294,7 +297,7 @@ pub unsafe extern "C" fn pc_map(
     dir: u32,
     attributes: u32,
 ) -> u64 {
-    // SAFETY: the caller's promise.
+    // SAFETY: clauses 1 and 2 are the caller's.
     let mapped =
         unsafe { (*device).map(PhysAddr::new(phys), len, direction(dir), map_attributes(attributes)) };
     match mapped {
@@ -304,7 +307,7 @@ pub unsafe extern "C" fn pc_map(
     }
 }
 
-// The shim's lists are the core's.
+// The shim's lists have the core's layout.
 const _: () = assert!(
     size_of::<Segment>() == size_of::<PhysSegment>() && size_of::<Segment>() == size_of::<DmaSegment>()
 );
@@ -317,7 +320,9 @@ const _: () = assert!(core::mem::offset_of!(DmaSegment, len) == core::mem::offse
 /// See the header.
 ///
 /// # Safety
-/// The device is there, and both lists, of which the second is written; the memory is the caller's to open to the device.
+/// 1. The device exists.
+/// 2. Both lists have `count` elements; the second may be written.
+/// 3. The memory is the caller's to open to the device.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pc_map_sg(
     device: *const Device,
@@ -327,11 +332,11 @@ pub unsafe extern "C" fn pc_map_sg(
     attributes: u32,
     out: *mut Segment,
 ) -> isize {
-    // SAFETY: the caller's list; a segment is two words in the same order here and there.
+    // SAFETY: clause 2; a segment is two words in the same order here and there.
     let list = unsafe { core::slice::from_raw_parts(list.cast::<PhysSegment>(), count) };
-    // SAFETY: as above; any two words are a segment.
+    // SAFETY: clause 2; any two words are a segment.
     let out = unsafe { core::slice::from_raw_parts_mut(out.cast::<DmaSegment>(), count) };
-    // SAFETY: the caller's promise.
+    // SAFETY: clauses 1 and 3 are the caller's.
     match unsafe { (*device).map_sg(list, direction(dir), map_attributes(attributes), out) } {
         Ok(written) => written as isize,
         Err(error) => map_error(&error) as isize,
@@ -348,41 +353,43 @@ fn ended(result: Result<(), DmaUnmapError>) -> i32 {
 /// See the header.
 ///
 /// # Safety
-/// The device is there; of a mapping that it has, this is the only unmap, and no sync runs beside it.
+/// 1. The device exists.
+/// 2. For an existing mapping, this is the only unmap, and no sync runs concurrently.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pc_unmap(device: *const Device, iova: u64, len: u64, attributes: u32) -> i32 {
     let attributes = UnmapAttributes { skip_copy: attributes & ffi::SKIP_COPY != 0 };
-    // SAFETY: the caller's promise.
+    // SAFETY: clauses 1 and 2 are the caller's.
     ended(unsafe { (*device).unmap(Iova::new(iova), len, attributes) })
 }
 
 /// See the header.
 ///
 /// # Safety
-/// The device is there; of a mapping that it has, no unmap runs, and no sync of these bytes.
+/// 1. The device exists.
+/// 2. For an existing mapping, no unmap runs, and no other sync of these bytes.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pc_sync_for_cpu(device: *const Device, iova: u64, len: u64) -> i32 {
-    // SAFETY: the caller's promise.
+    // SAFETY: clauses 1 and 2 are the caller's.
     ended(unsafe { (*device).sync_for_cpu(Iova::new(iova), len) })
 }
 
 /// See the header.
 ///
 /// # Safety
-/// As for `pc_sync_for_cpu`.
+/// As `pc_sync_for_cpu`, clauses 1 and 2.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pc_sync_for_device(device: *const Device, iova: u64, len: u64) -> i32 {
-    // SAFETY: the caller's promise.
+    // SAFETY: clauses 1 and 2 are the caller's.
     ended(unsafe { (*device).sync_for_device(Iova::new(iova), len) })
 }
 
 /// See the header.
 ///
 /// # Safety
-/// The device is there.
+/// 1. The device exists.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pc_set_limits(device: *const Device, mask: u64, offset_mask: u64) -> i32 {
-    // SAFETY: the caller's promise.
+    // SAFETY: clause 1 is the caller's.
     match unsafe { &*device }.set_limits(mask, offset_mask) {
         Ok(()) => 0,
         Err(error) => setup_error(&error),
@@ -392,10 +399,10 @@ pub unsafe extern "C" fn pc_set_limits(device: *const Device, mask: u64, offset_
 /// See the header.
 ///
 /// # Safety
-/// Both are there.
+/// 1. Both pointers are valid.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pc_set_policy(device: *const Device, to: *const Policy) -> i32 {
-    // SAFETY: the caller's promise.
+    // SAFETY: clause 1 is the caller's.
     let (device, to) = unsafe { (&*device, &*to) };
     match device.set_config(config(to)) {
         Ok(()) => 0,
@@ -407,13 +414,13 @@ pub unsafe extern "C" fn pc_set_policy(device: *const Device, to: *const Policy)
 /// See the header.
 ///
 /// # Safety
-/// The device is there, and nothing else is called for it.
+/// 1. The device exists, and no other call for it runs.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pc_unmap_all(device: *const Device) -> u64 {
-    // SAFETY: the caller's promise; each device of a domain is a group of its own.
+    // SAFETY: clause 1 is the caller's; each device of a domain is a group of its own.
     match unsafe { (*device).unmap_all() } {
         Ok(left) => left.bytes,
-        // Something was left, and the hardware did not confirm its end. How much it was is not known.
+        // The hardware did not confirm the end of a remainder. Its size is not known.
         Err(_) => u64::MAX,
     }
 }
@@ -421,10 +428,10 @@ pub unsafe extern "C" fn pc_unmap_all(device: *const Device) -> u64 {
 /// See the header.
 ///
 /// # Safety
-/// Both are there.
+/// 1. Both pointers are valid.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pc_usage(device: *const Device, out: *mut Usage) {
-    // SAFETY: the caller's promise.
+    // SAFETY: clause 1 is the caller's.
     let (device, out) = unsafe { (&*device, &mut *out) };
     let usage = device.usage();
     let stats = device.domain().stats();

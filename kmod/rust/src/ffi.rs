@@ -1,12 +1,12 @@
-//! What the C shim and this crate say to each other: `include/portcullis.h` in Rust. The test `layout` compares the two.
+//! The interface between the C shim and this crate: `include/portcullis.h` in Rust. The test `layout` compares the two.
 
 use core::ffi::c_void;
 
-/// A stretch of memory, or of addresses of a device.
+/// A range of memory, or of device addresses.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct Segment {
-    /// Its first byte.
+    /// Its address.
     pub addr: u64,
     /// Its length in bytes.
     pub len: u64,
@@ -28,11 +28,11 @@ pub struct Range {
 pub struct Policy {
     /// One of the `PC_STRICT`.. below.
     pub kind: u32,
-    /// Strict mappings, too, are copied where they share a page with other data.
+    /// Strict mappings, too, are copied if they share a page with other data.
     pub ends: u32,
-    /// How long what is unmapped may stay open.
+    /// How long unmapped memory may stay open.
     pub window_ns: u64,
-    /// Bytes up to which a mapping may be copied.
+    /// The largest mapping that may be copied, in bytes.
     pub threshold: u64,
 }
 
@@ -48,17 +48,17 @@ pub const AUTO: u32 = 3;
 /// `struct pc_domain_config`.
 #[repr(C)]
 pub struct DomainConfig {
-    /// Given back with each `pcs_iommu_*` and `pcs_arm`.
+    /// The argument of `pcs_iommu_*` and `pcs_arm`.
     pub group: *mut c_void,
-    /// The first address that is translated.
+    /// The first translated address.
     pub first: u64,
     /// The last.
     pub last: u64,
     /// A bit for each page size.
     pub page_sizes: u64,
-    /// Addresses that are never handed out.
+    /// Reserved addresses.
     pub reserved: *const Range,
-    /// How many ranges these are.
+    /// The number of ranges.
     pub reserved_count: usize,
 }
 
@@ -67,38 +67,38 @@ pub struct DomainConfig {
 pub struct DeviceConfig {
     /// The highest address that the device reaches.
     pub mask: u64,
-    /// Low bits of a buffer's address that a copy keeps.
+    /// Low address bits of a buffer that a copy keeps.
     pub offset_mask: u64,
-    /// How it is kept out.
+    /// Its protection.
     pub policy: Policy,
     /// Distinguishes the devices of a domain.
     pub number: u32,
-    /// Whether it is taken to be hostile.
+    /// Whether it is treated as hostile.
     pub untrusted: u32,
 }
 
 /// `struct pc_usage`.
 #[repr(C)]
 pub struct Usage {
-    /// Bytes of the mappings that were copied.
+    /// Bytes of copied mappings.
     pub copied_bytes: u64,
-    /// Mappings that were copied.
+    /// Copied mappings.
     pub copies: u64,
     /// Mappings that were not copied.
     pub mapped: u64,
     /// Flushes of the whole domain.
     pub flushes: u64,
-    /// Bytes that drivers have mapped now.
+    /// Bytes of the drivers' current mappings.
     pub open_bytes: u64,
-    /// Mappings that drivers have now.
+    /// The drivers' current mappings.
     pub open_mappings: u64,
-    /// Bytes that the device reaches beside these.
+    /// Other bytes that the device reaches.
     pub exposed_bytes: u64,
     /// Bytes of memory in pools.
     pub pool_bytes: u64,
-    /// Bytes of memory in lists of addresses and mappings.
+    /// Bytes of memory for address lists and mapping records.
     pub book_bytes: u64,
-    /// Bytes of addresses that are never used again.
+    /// Bytes of leaked addresses.
     pub lost_bytes: u64,
 }
 
@@ -118,16 +118,16 @@ pub const MMIO: u32 = 1;
 pub const UNCACHED: u32 = 2;
 /// See [`MMIO`].
 pub const PRIVILEGED: u32 = 4;
-/// The caller syncs by itself.
+/// The caller syncs.
 pub const SKIP_COPY: u32 = 8;
-/// Lives long and is never synced.
+/// Long-lived and never synced.
 pub const LASTING: u32 = 16;
-/// What a map returns where it maps nothing.
+/// The result of a map that maps nothing.
 pub const MAPPING_ERROR: u64 = u64::MAX;
 /// The same, but devices may reach the memory.
 pub const MAPPING_STAYS: u64 = u64::MAX - 1;
 
-/// How Linux is to map, for `pcs_iommu_map`: what Linux calls `IOMMU_READ`.
+/// Protection bits of `pcs_iommu_map`: Linux's `IOMMU_READ`.
 pub const PROT_READ: i32 = 1;
 /// `IOMMU_WRITE`.
 pub const PROT_WRITE: i32 = 2;
@@ -137,7 +137,7 @@ pub const PROT_CACHE: i32 = 4;
 pub const PROT_MMIO: i32 = 16;
 /// `IOMMU_PRIV`.
 pub const PROT_PRIV: i32 = 32;
-/// What `pcs_iommu_map` returns where it failed, and a part of it could not be removed again.
+/// The result of `pcs_iommu_map` when it failed, and a part of it could not be removed again.
 pub const STAYS: i32 = 1;
 
 #[allow(missing_docs, reason = "the header says what they do")]

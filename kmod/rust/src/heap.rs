@@ -1,4 +1,4 @@
-//! The kernel's heap, and its end of a panic.
+//! The kernel's heap, and the panic handler.
 
 use core::alloc::{GlobalAlloc, Layout};
 use core::fmt::Write;
@@ -11,12 +11,12 @@ struct Heap;
 #[global_allocator]
 static HEAP: Heap = Heap;
 
-/// What the kernel aligns any block to.
+/// The kernel's alignment of any block.
 const ALIGNED: usize = 8;
-/// From here on blocks are whole pages, and aligned to them.
+/// Larger blocks are whole pages, and aligned to them.
 const PAGES: usize = 4096;
 
-/// Bytes to ask the kernel for: it aligns powers of two to themselves, and whole pages to pages. `None` for what it does not align.
+/// The size to request: the kernel aligns powers of two to their size, and whole pages to pages. `None` for an unsupported alignment.
 fn bytes(layout: Layout) -> Option<usize> {
     match (layout.size(), layout.align()) {
         (size, align) if align <= ALIGNED => Some(size),
@@ -26,7 +26,7 @@ fn bytes(layout: Layout) -> Option<usize> {
     }
 }
 
-// SAFETY: a block of `bytes(layout)` bytes holds the layout and is aligned to it, as the header says of `pcs_alloc`.
+// SAFETY: a block of `bytes(layout)` bytes is large and aligned enough for the layout, by `pcs_alloc` in the header.
 unsafe impl GlobalAlloc for Heap {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         match bytes(layout) {
@@ -56,15 +56,15 @@ impl Write for Text {
     }
 }
 
-/// A broken invariant: the kernel says which, and stops this task. Nothing is unmapped, and no memory given back.
+/// A broken invariant: logs it, and stops this task. Nothing is unmapped, and no memory freed.
 #[panic_handler]
 fn panic(info: &PanicInfo<'_>) -> ! {
     let mut text = Text { bytes: [0; 200], len: 0 };
     // Never an error: see `write_str`.
     let _ = write!(text, "{info}");
-    // SAFETY: the bytes are there.
+    // SAFETY: the bytes exist.
     unsafe { ffi::pcs_say(text.bytes.as_ptr(), text.len) };
-    // SAFETY: an invalid instruction, which the kernel's handler does not return from. (It stands here, as objtool must see that nothing
-    // follows: what a function of another file does it knows in some kernels only.)
+    // SAFETY: an invalid instruction; the kernel's handler does not return. (It is here because objtool must see that nothing follows: only
+    // some kernels know noreturn functions of other files.)
     unsafe { core::arch::asm!("ud2", options(noreturn, nomem, nostack)) }
 }

@@ -1,4 +1,4 @@
-//! Linux's own IOMMU driver as a [`Mapper`]: whatever IOMMU that drives writes the tables and makes hardware forget.
+//! Linux's own IOMMU driver as a [`Mapper`]: it writes the tables and invalidates.
 
 use alloc::vec::Vec;
 use core::ffi::c_void;
@@ -13,14 +13,14 @@ use portcullis::platform::Platform;
 
 use crate::ffi::{self, Segment};
 
-/// Pieces of a list that need no memory to be told to Linux.
+/// List pieces that are passed to Linux without an allocation.
 const PIECES: usize = 16;
 
-/// The translations of one IOMMU domain of Linux's.
+/// The translations of one of Linux's IOMMU domains.
 pub struct LinuxMapper {
     group: *mut c_void,
     geometry: Geometry,
-    /// Bytes of maps that failed, and of which a part could not be removed again: see [`failed`](Self::failed).
+    /// Bytes of failed maps with a part that could not be removed again: see [`failed`](Self::failed).
     stays: AtomicU64,
 }
 
@@ -28,11 +28,11 @@ pub struct LinuxMapper {
 struct Failed {
     /// Bytes of the parts before the one that failed.
     done: u64,
-    /// What the shim said of that one.
+    /// The shim's result for that one.
     code: i32,
 }
 
-// SAFETY: the group is only given to the shim, which takes it on any CPU.
+// SAFETY: the group is only passed to the shim, which accepts it on any CPU.
 unsafe impl Send for LinuxMapper {}
 // SAFETY: as above.
 unsafe impl Sync for LinuxMapper {}
@@ -43,18 +43,17 @@ impl LinuxMapper {
         Self { group, geometry, stays: AtomicU64::new(0) }
     }
 
-    /// Maps `list`, of `len` bytes, to `at`. Returns what the shim does.
+    /// Maps `list`, of `len` bytes, to `at`. Returns the shim's result.
     fn enter(&self, at: u64, list: &[Segment], len: u64, prot: i32) -> i32 {
-        // SAFETY: the list is there; the caller of `map` has promised for the memory.
+        // SAFETY: the list exists; the caller of `map` has promised for the memory (its clauses 1 to 4).
         unsafe { ffi::pcs_iommu_map_list(self.group, at, list.as_ptr(), list.len(), len, prot) }
     }
 
-    /// The error of a map of `range` of which the shim says `code`, with nothing entered but, before that, `done` bytes: they are
-    /// removed.
+    /// The error of a map of `range` with the shim's `code`: it has entered nothing, and the `done` bytes before it are removed.
     ///
-    /// Linux may not remove all that was entered: virtio's driver, for one, has then forgotten what it could not tell the host.
-    /// So nobody can try again, and from then on no sync confirms the range, nor everything: the domain never uses the addresses
-    /// again, and says that devices may reach the memory. What ends with a sync of its own goes on.
+    /// Linux may not remove all of them: virtio's driver, for one, has then dropped mappings that it could not report to the host. So no
+    /// caller can retry, and from then on no sync confirms the range, nor everything: the domain leaks the addresses, and reports that
+    /// devices may reach the memory. Unmaps with a sync of their own go on.
     #[cold]
     #[inline(never)]
     fn failed(&self, range: IovaRange, Failed { done, code }: Failed, gather: &mut Gather) -> MapError {
@@ -64,7 +63,7 @@ impl LinuxMapper {
             _ => unsafe { ffi::pcs_iommu_unmap(self.group, range.start().get(), done, &mut 0) },
         };
         if code == ffi::STAYS || removed < done {
-            // Relaxed: a caller that is to have this range confirmed has it from the caller of this map, which orders the two.
+            // Relaxed: a caller that syncs this range got it from the caller of this map, which orders the two.
             self.stays.fetch_add(range.len(), Ordering::Relaxed);
             gather.add(range);
         } else if done > 0 {
@@ -73,7 +72,7 @@ impl LinuxMapper {
         MapError::OutOfMemory
     }
 
-    /// What a sync of everything, or of what a failed map has entered, says when hardware has forgotten it.
+    /// The result of a sync of everything, or of a failed map's range, after the invalidation.
     fn confirmed(&self) -> Result<(), InvalidationError> {
         match self.stays.load(Ordering::Relaxed) {
             0 => Ok(()),
@@ -81,10 +80,10 @@ impl LinuxMapper {
         }
     }
 
-    /// Maps a list to `at` on: in one part, where there is memory for it. By itself, as its room takes much of the stack.
+    /// Maps a list from `at` on: in one part, if there is memory for it. Out of line, because its array takes much of the stack.
     ///
     /// # Errors
-    /// [`Failed`]: the parts before are mapped.
+    /// [`Failed`]: the earlier parts are mapped.
     #[inline(never)]
     fn map_list(
         &self,
@@ -119,7 +118,7 @@ impl LinuxMapper {
     }
 }
 
-/// What Linux is told of a mapping's attributes.
+/// Linux's protection bits of a mapping's attributes.
 fn prot_of(attributes: Attributes) -> i32 {
     let allows = |kind, bit| if attributes.permissions.allows(kind) { bit } else { 0 };
     let memory = match attributes.memory {
@@ -134,22 +133,23 @@ fn prot_of(attributes: Attributes) -> i32 {
         | privileged
 }
 
-// SAFETY: by clause of the trait:
-// - `iommu_map` opens just the memory named, until `iommu_unmap_fast` and a wait.
-// - `iotlb_sync` returns when hardware has forgotten the range and all accesses by it are complete, `flush_iotlb_all` when that is so of
-//   everything. (They report no failure, so neither is one reported here.)
-// - A map that fails removes what it has entered: the shim that of its call, `failed` the parts before. What these could not remove is never
-//   confirmed: each sync of it, or of everything, is an error. (What Linux's own undo in `iommu_map` could not remove, and its driver has
-//   forgotten, nobody can see.)
-// - `iommu_unmap_fast` removes what is mapped of a range; the shim goes on behind holes. `unmap_now`: see there.
-// - There are no marks. A panic does not return. `geometry` is a constant. All functions of the shim may be called on any CPU for disjoint ranges.
+// SAFETY:
+// - 1: `iommu_map` opens exactly the named memory, until `iommu_unmap_fast` and a wait.
+// - 2: `iotlb_sync` returns when the range is invalidated and all accesses through it are complete, `flush_iotlb_all` when that holds for
+//   everything. (They report no failure, so this does not, either.)
+// - 3: a failed map removes what it has entered: the shim removes that of its call, `failed` the parts before. A remainder is never
+//   confirmed: each sync of it, or of everything, is an error. (A remainder of Linux's own undo in `iommu_map`, which its driver has
+//   dropped, cannot be seen.)
+// - 4: `iommu_unmap_fast` removes the mappings of a range; the shim goes on behind holes. 6: see `unmap_now`.
+// - 5, 7 to 9: there are no fast calls and no section flags. A panic does not return. `geometry` is a constant. All functions of the shim
+//   may be called on any CPU for disjoint ranges.
 unsafe impl Mapper for LinuxMapper {
     fn geometry(&self) -> &Geometry {
         &self.geometry
     }
 
     fn costs(&self) -> Costs {
-        // Each range of a sync is a wait of its own for Linux's drivers.
+        // Linux's drivers wait for each range of a sync.
         Costs { request_ns: Costs::BARE_METAL.submission_ns, ..Costs::BARE_METAL }
     }
 
@@ -168,7 +168,7 @@ unsafe impl Mapper for LinuxMapper {
         if list.size_hint() == (1, Some(1))
             && let Some((phys, len)) = list.next()
         {
-            // SAFETY: the caller's promise for the memory, and the range is the caller's.
+            // SAFETY: clauses 1 to 4 for the memory, and the range, are the caller's.
             let code = unsafe { ffi::pcs_iommu_map(self.group, at, phys.get(), len, prot) };
             return if code == 0 {
                 Ok(())
@@ -195,9 +195,9 @@ unsafe impl Mapper for LinuxMapper {
         _platform: &P,
         range: IovaRange,
     ) -> (Unmapped, Result<(), InvalidationError>) {
-        // SAFETY: the range is the caller's. The shim waits for hardware alone, and the caller holds no CPU of the platform: so any context
-        // will do that Linux's DMA API is called in, with interrupts on or off. When the call returns, hardware has forgotten all
-        // that it removed, and everything where that is less than the range (`pcs_iommu_unmap_now` in portcullis.h): what `Ok` is to mean.
+        // SAFETY: the range is the caller's. The shim only waits for hardware, and the caller holds no CPU of the platform: so any context
+        // of Linux's DMA API will do, with interrupts on or off. On return, the hardware has invalidated all that the call removed, and
+        // everything if that is less than the range (`pcs_iommu_unmap_now` in portcullis.h): the meaning of `Ok`.
         let bytes = unsafe { ffi::pcs_iommu_unmap_now(self.group, range.start().get(), range.len()) };
         let confirmed = if bytes < range.len() { self.confirmed() } else { Ok(()) };
         (Self::unmapped(range, bytes), confirmed)
@@ -206,7 +206,7 @@ unsafe impl Mapper for LinuxMapper {
     #[inline]
     fn sync(&self, gather: &Gather) -> Result<(), InvalidationError> {
         match gather.only() {
-            // Of a range that no unmap has found, Linux's driver would have to guess what was there.
+            // For a range without an unmap, Linux's driver would have to guess its mappings.
             Some(range) if gather.hints() != u64::MAX => self.sync_range_with(range, gather.hints()),
             _ => return self.sync_all(gather),
         }
@@ -215,23 +215,23 @@ unsafe impl Mapper for LinuxMapper {
 }
 
 impl LinuxMapper {
-    /// Linux does not say why it has removed less: virtio's driver, for one, has forgotten what it could not tell the host. So
-    /// devices are taken to reach the rest, and its memory is not used again.
+    /// Linux does not say why it has removed less: virtio's driver, for one, has dropped mappings that it could not report to the host. So
+    /// devices may reach the rest, and its memory is not reused.
     #[inline]
     fn unmapped(range: IovaRange, bytes: u64) -> Unmapped {
         Unmapped { bytes, kept: range.len().saturating_sub(bytes), stale: range }
     }
 
     fn sync_range_with(&self, range: IovaRange, hints: u64) {
-        // SAFETY: it waits for hardware alone, and the caller holds no CPU.
+        // SAFETY: it only waits for hardware, and the caller holds no CPU.
         unsafe { ffi::pcs_iommu_sync(self.group, range.start().get(), range.last().get(), hints) }
     }
 
-    /// Makes hardware forget several ranges, or all. By itself, as the list of ranges takes much of the stack.
+    /// Invalidates several ranges, or all. Out of line, because the list of ranges takes much of the stack.
     #[cold]
     #[inline(never)]
     fn sync_all(&self, gather: &Gather) -> Result<(), InvalidationError> {
-        // Bits of its own: all that the gather has, unmaps have removed.
+        // Specific hints: unmaps have removed all of the gather.
         let is_removed = gather.hints() != u64::MAX || gather.is_empty();
         let by_range = |range| self.sync_range_with(range, gather.hints());
         if !is_removed || !gather.each_range(&self.costs(), by_range) {

@@ -1,5 +1,5 @@
-//! CPUs, clock and timer of the kernel, for one domain. A CPU is lent with interrupts off; a timer is a work item of the domain's own, so
-//! that no domain waits for the hardware of another.
+//! The kernel's CPUs, clock and timer, for one domain. A CPU is lent with interrupts off; a timer is a work item of the domain's own, so
+//! that no domain waits for another's hardware.
 
 use alloc::vec::Vec;
 use core::ffi::c_void;
@@ -10,27 +10,27 @@ use spin::Mutex;
 
 use crate::ffi;
 
-/// How many listeners a domain has room for at first: itself, its pools, its devices.
+/// Initial room for a domain's listeners: itself, its pools, its devices.
 const LISTENERS: usize = 16;
 
-/// The kernel, as one domain sees it.
+/// The kernel, for one domain.
 pub struct Kernel {
     number: PlatformNumber,
-    /// The shim's group, whose timer it is.
+    /// The shim's group, which has the timer.
     group: *mut c_void,
     /// Taken with interrupts off.
     listeners: Mutex<Vec<Weak<dyn PlatformEvents>>>,
 }
 
-// SAFETY: `group` is only given to the shim, which takes it on any CPU.
+// SAFETY: `group` is only passed to the shim, which accepts it on any CPU.
 unsafe impl Send for Kernel {}
 // SAFETY: as above.
 unsafe impl Sync for Kernel {}
 
-/// Calls `f` with the number of the CPU that it runs on, with interrupts off.
+/// Calls `f` with the number of its CPU, with interrupts off.
 #[inline(always)]
 fn interrupts_off<R>(f: impl FnOnce(usize) -> R) -> R {
-    // SAFETY: each `pcs_enter` is followed by one `pcs_leave` of what it returned, on the same CPU. (A panic does not return.)
+    // SAFETY: each `pcs_enter` is followed by one `pcs_leave` with its result, on the same CPU. (A panic does not return.)
     let entered = unsafe { ffi::pcs_enter() };
     let result = f(entered.cpu);
     // SAFETY: as above.
@@ -46,9 +46,9 @@ impl Kernel {
         Ok(Self { number: PlatformNumber::new(), group, listeners: Mutex::new(listeners) })
     }
 
-    /// Calls `f` for each listener that is still there.
+    /// Calls `f` for each live listener.
     fn each(&self, f: impl Fn(&dyn PlatformEvents)) {
-        // By number: nothing is allocated, and nothing held meanwhile. Listeners come while others are made, and do not move.
+        // By index: without an allocation or a lock. Listeners are appended meanwhile, and do not move.
         for index in 0.. {
             match interrupts_off(|_| self.listeners.lock().get(index).map(Weak::upgrade)) {
                 Some(Some(listener)) => f(&*listener),
@@ -58,12 +58,12 @@ impl Kernel {
         }
     }
 
-    /// The time that a listener asked for has come. Waits for hardware and for other CPUs.
+    /// The timer's deadline has come. Waits for hardware and for other CPUs.
     pub fn timer(&self) {
         self.each(|listener| listener.timer());
     }
 
-    /// The CPU is gone. As [`timer`](Self::timer).
+    /// The CPU is offline. As [`timer`](Self::timer).
     pub fn cpu_released(&self, cpu: usize) {
         self.each(|listener| listener.cpu_released(cpu));
     }
@@ -73,9 +73,9 @@ impl Kernel {
 #[derive(Clone)]
 pub struct Machine(pub Shared<Kernel>);
 
-// SAFETY: interrupts are off while a CPU is lent, so nothing else runs there; the processor is the CPU, and its own stores are visible to
-// it; `nr_cpu_ids` never changes; the barrier is the default one, as no proof has a light fence; `pc_domain_cpu_released` is called
-// for a processor that is dead.
+// SAFETY: interrupts are off while a CPU is lent, so nothing else runs there; the processor is the CPU, and sees its own stores;
+// `nr_cpu_ids` never changes; the barrier is the default one, because no proof has a light fence; `pc_domain_cpu_released` is called for a
+// dead processor.
 unsafe impl Platform for Machine {
     fn cpus(&self) -> usize {
         // SAFETY: it may be called in any context.
@@ -89,7 +89,7 @@ unsafe impl Platform for Machine {
 
     #[inline]
     fn with_cpu<R>(&self, f: impl FnOnce(Option<&LocalCpu<'_>>) -> R) -> R {
-        // SAFETY: interrupts are off, so this caller alone is on the processor, whose number is below `nr_cpu_ids`.
+        // SAFETY: interrupts are off, so only this caller is on the processor, whose number is below `nr_cpu_ids`.
         interrupts_off(|cpu| f(Some(&unsafe { LocalCpu::new(cpu) })))
     }
 
@@ -106,7 +106,7 @@ unsafe impl Platform for Machine {
 
     fn register(&self, events: Weak<dyn PlatformEvents>) -> Result<(), OutOfMemory> {
         let mut events = Some(events);
-        // In the place of one that is gone, or behind the last. What is not kept is dropped with interrupts on again.
+        // Replaces a dropped one, or appends. A value that is not stored is dropped with interrupts on again.
         interrupts_off(|_| {
             let mut list = self.0.listeners.lock();
             if let Some(gone) = list.iter_mut().find(|known| known.owners() == 0) {

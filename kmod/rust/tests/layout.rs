@@ -1,5 +1,5 @@
-//! `include/portcullis.h` and `src/ffi.rs` say the same: both are compiled, and sizes, offsets and constants compared. (The compiler is `cc`, or what
-//! the variable `CC` names.)
+//! `include/portcullis.h` and `src/ffi.rs` agree: the test compiles both, and compares sizes, offsets and constants. (The compiler is `cc`,
+//! or that of the variable `CC`.)
 
 #[allow(dead_code, clippy::missing_safety_doc, reason = "the crate's module, of which this uses the types")]
 #[path = "../src/ffi.rs"]
@@ -59,7 +59,7 @@ fn c_and_rust_agree() {
         for (field, offset) in fields {
             claim(format!("offsetof(struct {name}, {field}) == {offset}"));
         }
-        // No field is left out: the last one ends where the structure does.
+        // No field is missing: the last one ends where the structure does.
         let last = fields.last().unwrap().0;
         claim(format!("offsetof(struct {name}, {last}) + sizeof(((struct {name} *)0)->{last}) == sizeof(struct {name})"));
     }
