@@ -162,7 +162,6 @@ pub(crate) fn given<T>(value: T) -> Result<*mut T> {
 
 /// The text of this thread's last error, in a sentence; empty if there was none. Valid until the thread's next error; truncated after 1,023
 /// bytes.
-/// bytes.
 #[unsafe(no_mangle)]
 pub extern "C" fn portcullis_error_text() -> *const c_char {
     LAST.with(|last| last.get().cast_const().cast())

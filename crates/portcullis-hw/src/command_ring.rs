@@ -28,8 +28,6 @@
 //! **Panics.** The unit's side and `waits` are the host's code. If it panics, the guards here release what the call holds: it no longer
 //! waits for room, and no longer rings. The next commands ring for what it was about to ring. A caller that panics between `reserve` and
 //! `publish` must still publish.
-//! has: it waits for room no more, and rings no more. What it was about to ring is rung with the next commands. A caller that
-//! panics between `reserve` and `publish` must publish all the same.
 
 use alloc::vec::Vec;
 

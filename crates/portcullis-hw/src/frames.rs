@@ -106,7 +106,7 @@ mod tests {
 
     const FIRST: u64 = 0x1_0000;
 
-    // SAFETY: 1 to 3: two zeroed frames in a static, allocated once. 4: it records what is cleaned.
+    // SAFETY: 1 to 3: two zeroed frames of the value, allocated once. 4: it records what is cleaned.
     unsafe impl Frames for Unseen {
         fn alloc(&self, count: usize) -> Option<PhysAddr> {
             (count <= 2).then_some(PhysAddr::new(FIRST))

@@ -20,7 +20,7 @@ use portcullis::platform::Frames;
 /// 5. What a CPU loads from memory before a write is loaded before the unit acts on the write.
 /// 6. Accesses of several CPUs that the CPUs' stores and loads put in an order reach the unit in that order.
 /// 7. An offset beyond the registers does no harm: such a read returns all ones.
-/// 8. From the start of a driver until it is shut down, or leaked, nothing else writes these registers, and no other driver is started on a
+/// 8. From the start of a driver until it is shut down or dropped, nothing else writes these registers, and no other driver is started on a
 ///    host that reaches them. (An index that another driver's ring has reached would confirm commands of this one that the unit has never
 ///    seen.)
 pub unsafe trait Registers: Send + Sync + 'static {

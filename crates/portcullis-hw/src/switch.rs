@@ -4,7 +4,7 @@
 //! Memory ordering. Only exchanges change the flag, and a caller that finds it clear has made one of them, which acquires and releases.
 //! That is before the one of [`Switch::turn_on`], which is before the register that gives the unit the tables: so whatever the unit reads
 //! is what the caller has stored by then. The same puts calls in one order for memory, as
-//! [`InvalidationQueue`](portcullis::invalidation::InvalidationQueue) promises: calls that find the flag clear are before those that find
+//! [`InvalidationQueue`](portcullis::invalidation::InvalidationQueue) promises: calls that find the flag clear are before calls that find
 //! it set, which acquire, and among themselves in the order of their exchanges.
 
 use crate::sync::{AtomicBool, Ordering};

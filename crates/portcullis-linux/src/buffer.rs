@@ -55,7 +55,6 @@ pub struct AnyBuffer<B: WriteBuffer + ReadBuffer + 'static> {
 // 3. Safe code cannot access it: `into_inner` is unsafe. It can drop it, which frees the memory: under a policy that is not strict, over a
 //    mapper whose unmaps are deferred, the domain's maker answers for that, as for each buffer that an unmap returns.
 // 4. Safe code with a reference reaches none of the bytes.
-// 4. Safe code with a reference reaches none of the bytes.
 unsafe impl<B: WriteBuffer + ReadBuffer + 'static> DmaBuffer for AnyBuffer<B> {
     fn segments(&self) -> &[PhysSegment] {
         std::slice::from_ref(&self.segment)

@@ -103,7 +103,6 @@ impl Iommu for GuestIommu {
 
     /// O(log mappings). Blocks every map and unmap until the iterator is dropped: a thread that holds one neither maps nor unmaps, nor
     /// takes another, because that would deadlock with an unmap that waits for it.
-    /// wait behind an unmap that waits for it.
     fn translate(
         &self,
         iova: GuestAddress,

@@ -40,7 +40,7 @@ impl AbsentCache {
         cache.insert(entry);
     }
 
-    /// Invalidates entries on the path to a part of `block`; if `leaf_only`, only those that cannot stand for a table.
+    /// Invalidates entries on the path to a part of `block`; if `leaf_only`, only entries that cannot stand for a table.
     pub(crate) fn forget_range(&mut self, domain: DomainId, block: IovaRange, leaf_only: bool) {
         self.lowest.invalidate_range(domain, block, block, |_| ());
         if !leaf_only {

@@ -22,7 +22,7 @@ pub struct Stats {
     pub range_invalidations: u64,
     /// Domain-selective invalidations executed.
     pub domain_invalidations: u64,
-    /// Device TLB invalidations executed, without those that a silent device did not answer.
+    /// Device TLB invalidations executed and answered.
     pub device_invalidations: u64,
     /// Wait descriptors executed.
     pub waits: u64,

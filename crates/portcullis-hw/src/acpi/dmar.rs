@@ -1,6 +1,6 @@
 //! VT-d's table.
 //!
-//! Not read: the structures of interrupt controllers, and those that restrict no unit: root ports with ATS (ATSR), devices that want ATS
+//! Not read: the structures of interrupt controllers, and structures that restrict no unit: root ports with ATS (ATSR), devices that want ATS
 //! (SATC, SIDP), and a unit's memory node (RHSA).
 //!
 //! Source: Intel Virtualization Technology for Directed I/O, Architecture Specification, Rev. 4.1 (March 2023), chapter 8

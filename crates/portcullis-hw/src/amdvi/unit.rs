@@ -397,7 +397,6 @@ unsafe impl<H: Host> Iommu<AmdV1> for Unit<H> {
 // of a submission that covers the requests and began after the call (`SharedWaits::submit`). 2: by `Registers` and `Frames`. 3: the ring's
 // exchanges order the submissions, and the switch's order the calls of a unit that is not on yet, which has never read what they name. 4:
 // commands are in the order of the requests, with a barrier where a device could refetch.
-// covers the requests and began after the call (`SharedWaits::submit`).
 unsafe impl<H: Host> InvalidationQueue for Unit<H> {
     fn invalidate(&self, domain: DomainId, invalidation: Invalidation) -> Result<(), InvalidationError> {
         self.submit(&[Request { domain, invalidation }])

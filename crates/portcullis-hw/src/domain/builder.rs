@@ -21,7 +21,7 @@ pub struct UnitDomainBuilder<M: UnitMapper, P: Platform, C: CopyMemory + Clone =
     domain: DomainBuilder<M, P, C>,
     policy: Policy,
     last: Iova,
-    /// All reserved ranges; and those that the unit does not translate.
+    /// All reserved ranges; and the untranslated ones among them.
     kept: Vec<IovaRange>,
     untranslated: Vec<IovaRange>,
     regions: Vec<Reserved>,

@@ -184,7 +184,7 @@ mod tests {
         }
     }
 
-    /// Records made by hand after those that Linux prints word by word, with other streams: a write to a doorbell (event
+    /// Records made by hand after the exact output of Linux, with other streams: a write to a doorbell (event
     /// 0x10), and a stream beyond the table (0x02).
     #[test]
     fn what_linux_prints_is_what_we_say() {

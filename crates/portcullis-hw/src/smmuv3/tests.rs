@@ -211,7 +211,6 @@ fn invalidations_go_to_the_stages_that_are_used() {
 
 /// The start level of the second stage follows from the physical address width: at the top, up to 16 concatenated tables replace one level
 /// (DDI 0487, section D8.2, tables of the initial lookup level).
-/// D8.2, tables of the initial lookup level).
 #[test]
 fn walks_start_where_the_units_addresses_begin() {
     fn start<const GRANULE: u32>(code: u32) -> (u32, u32) {

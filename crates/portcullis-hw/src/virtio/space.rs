@@ -13,7 +13,6 @@
 //!
 //! All methods take one lock and visit at most [`BATCH`] pieces at a time, unless documented otherwise; none waits for the device, and only
 //! `enter` allocates.
-//! otherwise; none waits for the device, and only `enter` allocates.
 
 use alloc::collections::BTreeMap;
 

@@ -363,7 +363,7 @@ where
     }
 
     /// Detaches the endpoints of `space` with an unknown state: with its last endpoint the device has dropped the domain's mappings, and
-    /// would give the next endpoint only those that were mapped since.
+    /// would give the next endpoint only the mappings made since.
     fn end_detaching(
         &self,
         endpoints: &mut BTreeMap<u32, Attached>,

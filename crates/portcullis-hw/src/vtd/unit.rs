@@ -226,7 +226,6 @@ impl<H: Host> Unit<H> {
     ///
     /// # Errors
     /// [`UnitError::TimedOut`]: it has not taken the root.
-    /// [`UnitError::TimedOut`]: it has not taken the root.
     fn has_root(&self) -> Result<bool, UnitError> {
         // Acquire: what was before `enable` happens before what follows, as with the switch.
         let took_root = || self.took_root.load(Ordering::Acquire);

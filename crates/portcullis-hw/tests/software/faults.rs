@@ -155,7 +155,6 @@ impl<K: Kind> Host for Faulty<K> {
 }
 
 /// The ring is filled while the unit misses doorbells; then it gets them; then it has stopped, by `stop`; and a device comes and goes.
-/// a device comes and goes.
 fn work<K: Kind, X: Format + Copy, U: Iommu<X>>(
     unit: &U,
     host: &Faulty<K>,

@@ -7,7 +7,7 @@ use portcullis::addr::Iova;
 pub struct RegistrationLimits {
     /// Entries, at least 1. Each has one mapping of the domain.
     pub entries: usize,
-    /// Bytes of whole granules in entries, which are locked in memory. At least one granule.
+    /// Bytes of whole granules in entries, which must stay in memory. At least one granule.
     pub bytes: u64,
 }
 
@@ -63,7 +63,7 @@ pub enum Released {
     Forgotten,
 }
 
-/// Entries that a [`forget`](super::RegistrationCache::forget) has unmapped, except those that other callers were already unmapping.
+/// Entries that a [`forget`](super::RegistrationCache::forget) has unmapped, unless other callers were already unmapping them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Forgotten {
     /// Entries that overlapped the range.

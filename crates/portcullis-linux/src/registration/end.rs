@@ -256,7 +256,7 @@ fn linked<M: Mapper, P: Platform>(domain: &Domain<M, P>, range: IovaRange, lost:
     if lost { Linked::from_lost(domain, range) } else { Linked::from_range(domain, range) }
 }
 
-/// The entries of a cache that is dropped. Its own drop leaks the addresses of those that remain.
+/// The entries of a cache that is dropped. Its own drop leaks the addresses of the remaining ones.
 struct Leaving<'a, M: Mapper, P: Platform> {
     domain: &'a Domain<M, P>,
     slots: &'a mut Slots,

@@ -8,7 +8,7 @@ use portcullis::platform::Platform;
 use super::RegistrationCache;
 use super::state::{Batch, Claim, Ended, Evicted, Held, State};
 
-/// The entries of a call: one that it holds or maps, and those that it unmaps. It changes only under the state's lock, in the same critical
+/// The entries of a call: one that it holds or maps, and the ones to unmap. It changes only under the state's lock, in the same critical
 /// section as the state, so that the two agree wherever a call unwinds.
 ///
 /// Drop ends the call's work on all of them. Entries that may be mapped become unconfirmed, and a later call unmaps them. Addresses in a

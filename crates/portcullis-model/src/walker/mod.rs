@@ -81,7 +81,7 @@ impl Leaf {
 pub struct Walk {
     /// The page, or the fault.
     pub result: Result<Leaf, FaultReason>,
-    /// Entries that were read, without those that were only compared with the leaf of their run.
+    /// Entries that were read, without entries that were only compared with the leaf of their run.
     pub table_reads: u32,
     /// Those of them in frames that are not allocated, whichever frame of a large table that is.
     pub freed_reads: u32,

@@ -39,6 +39,7 @@ pub const MOST_SETTINGS: u64 = 256 << 10;
 
 /// Reads all of `source`, up to `most` bytes.
 ///
+/// # Errors
 /// The operating system's, and `FileTooLarge` if there are more bytes.
 pub fn read_whole(source: impl Read, most: u64) -> io::Result<Vec<u8>> {
     let mut bytes = Vec::new();

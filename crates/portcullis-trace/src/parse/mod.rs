@@ -5,7 +5,7 @@
 //! optional. `trace-cmd report` and `perf script` print similar lines, which it also parses: lists without braces, or, if their library
 //! cannot parse an event's format, bare fields.
 //!
-//! Fields are found by name: unknown ones are ignored, and those that some kernels omit are optional.
+//! Fields are found by name: unknown ones are ignored, and fields that some kernels omit are optional.
 //!
 //! Cost: one scan of the line, no allocation; every number is checked.
 

@@ -126,7 +126,7 @@ impl<'a> Bytes<'a> {
         });
     }
 
-    /// Runs of `places` that differ from `pattern`, of those that `counts` accepts.
+    /// Runs of `places` that differ from `pattern`, among the runs that `counts` accepts.
     pub(super) fn wrong(
         mut self,
         places: Places<'_>,

@@ -182,7 +182,7 @@ impl TraceMemory {
         self.most / FRAME_SIZE
     }
 
-    /// Frees the bytes of all of the trace's pages except those that `is_needed`. O(pages).
+    /// Frees the bytes of all of the trace's pages that are not `is_needed`. O(pages).
     pub(super) fn keep_only(&self, is_needed: impl Fn(u64) -> bool) {
         let mut backed = self.backed.lock().unwrap_or_else(PoisonError::into_inner);
         backed.retain(|&page| {

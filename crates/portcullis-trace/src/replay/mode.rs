@@ -54,7 +54,7 @@ pub enum Mode {
 }
 
 impl Mode {
-    /// All modes: first those that leave nothing stale, last those that protect nothing.
+    /// All modes, from strict protection to none.
     pub const ALL: [Self; 9] = [
         Self::Each(Policy::Strict),
         Self::StrictBatch,
