@@ -66,7 +66,6 @@ pub(crate) struct Failures {
     count: AtomicU64,
     /// Those that dropped waits; raised last.
     drops: AtomicU64,
-    /// The last error.
     last: Mutex<InvalidationError>,
     /// Serializes their handling.
     mending: Mutex<()>,

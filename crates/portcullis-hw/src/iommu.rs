@@ -194,7 +194,6 @@ unsafe impl<X: Format, U: Iommu<X>> Iommu<X> for Arc<U> {
     }
 }
 
-/// The range from `first` to `last`, for constants.
 pub(crate) const fn addresses(first: u64, last: u64) -> IovaRange {
     match IovaRange::from_bounds(Iova::new(first), Iova::new(last)) {
         Ok(range) => range,

@@ -9,7 +9,6 @@ use std::collections::BTreeMap;
 pub(crate) struct Stretches(BTreeMap<u64, u64>);
 
 impl Stretches {
-    /// Adds the numbers from `first` to `last`.
     pub(crate) fn add(&mut self, mut first: u64, mut last: u64) {
         // Merges all adjacent ones.
         while let Some((&start, &end)) = self.0.range(..=last.saturating_add(1)).next_back() {

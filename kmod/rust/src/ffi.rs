@@ -6,7 +6,6 @@ use core::ffi::c_void;
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct Segment {
-    /// Its address.
     pub addr: u64,
     /// Its length in bytes.
     pub len: u64,
@@ -52,7 +51,6 @@ pub struct DomainConfig {
     pub group: *mut c_void,
     /// The first translated address.
     pub first: u64,
-    /// The last.
     pub last: u64,
     /// A bit for each page size.
     pub page_sizes: u64,

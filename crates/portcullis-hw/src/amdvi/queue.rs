@@ -66,7 +66,6 @@ impl<H: Host> Port for Bell<'_, H> {
     }
 }
 
-/// Sets or clears bits of the control register.
 pub(super) fn set<H: Host>(host: &H, control: &Mutex<()>, bits: u64, on: bool) {
     let registers = host.registers();
     host.undisturbed(|| {

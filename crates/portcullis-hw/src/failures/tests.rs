@@ -9,7 +9,6 @@ use crate::queue::REFUSED;
 struct Unit {
     /// The index of the bad command.
     stopped: Cell<Option<u32>>,
-    /// Its head.
     head: Cell<u32>,
     drops_waits: Cell<bool>,
     rings: Cell<u32>,

@@ -59,7 +59,6 @@ impl FaultQueue {
     }
 }
 
-/// Decodes a record's header and address.
 fn decode(header: u64, address: u64) -> Fault {
     let cause = record::cause(header);
     let transaction = record::transaction(header);

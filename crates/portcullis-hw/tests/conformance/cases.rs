@@ -183,7 +183,6 @@ fn on_each<K: Kind>(case: impl Fn(&Rig<K>) -> Result<()>) {
     on_each_of(Rig::<K>::new, case);
 }
 
-/// Runs `case` on the result of `make` for each unit.
 fn on_each_of<K: Kind>(make: impl Fn(&str) -> Result<Rig<K>>, case: impl Fn(&Rig<K>) -> Result<()>) {
     for (what, why) in K::GAPS {
         not_covered::<K>(what, why);

@@ -217,7 +217,6 @@ where
     }
 }
 
-/// The free pages of a domain.
 fn pages_of<M: Mapper>(space: &Domain<M, StdPlatform>) -> Vec<u64> {
     let mut pages = Vec::new();
     while let Ok(page) = space.reserve(4096, Iova::new(u64::MAX)) {

@@ -81,7 +81,6 @@ fn told(unit: &Software<SmmuV3, Arc<Memory>>, queues: usize, apart: usize) -> (V
     ((0..queues).map(|queue| tail(OWN + queue * apart + PROD)).collect(), tail(MAIN_PROD))
 }
 
-/// Submits once as each of `cpus`.
 fn submit_as(unit: &Unit, cpus: impl IntoIterator<Item = Option<usize>>) {
     for cpu in cpus {
         CPU.set(cpu);

@@ -5,7 +5,6 @@ use std::ptr::{NonNull, null_mut};
 /// Bytes of a huge page: the smallest of Linux on x86-64.
 pub(super) const HUGE: usize = 2 << 20;
 
-/// The bytes of a block of `len` bytes, if it is large.
 pub(super) fn bytes(len: usize) -> Option<usize> {
     if len >= HUGE { len.checked_next_multiple_of(HUGE) } else { None }
 }

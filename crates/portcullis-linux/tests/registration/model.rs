@@ -53,7 +53,6 @@ struct Entry {
     memory: PhysSegment,
     direction: Direction,
     kept: bool,
-    /// Registrations of it.
     held: Vec<Registration>,
     is: Is,
     /// When it became idle.

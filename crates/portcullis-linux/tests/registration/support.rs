@@ -99,7 +99,6 @@ pub fn bytes(offset: u64, len: u64) -> PhysSegment {
     PhysSegment { phys: PhysAddr::new(0x9_0000_0000 + offset), len }
 }
 
-/// `count` pages from page `number` on.
 pub fn pages(number: u64, count: u64) -> PhysSegment {
     bytes(number * PAGE, count * PAGE)
 }

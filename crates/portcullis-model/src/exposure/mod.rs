@@ -72,7 +72,6 @@ struct Ledger {
 /// The ledgers of all devices.
 #[derive(Debug)]
 pub(crate) struct Exposure {
-    /// The size of a page.
     page: PageSize,
     now: u64,
     ledgers: Vec<Ledger>,

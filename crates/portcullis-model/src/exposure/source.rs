@@ -79,7 +79,6 @@ struct Marks {
 }
 
 impl Marks {
-    /// Prepends `source` to the list `head` and returns the new head.
     fn push(&mut self, source: SourceId, head: Option<NonZeroU32>) -> NonZeroU32 {
         let node = Node { source, next: head };
         if let Some(mark) = self.free {

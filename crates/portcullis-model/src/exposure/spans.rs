@@ -51,7 +51,6 @@ pub(super) fn joined(spans: impl Iterator<Item = Span>) -> SmallVec<[Span; 2]> {
     joined
 }
 
-/// The bytes of `spans`, which do not overlap.
 pub(super) fn bytes(spans: impl Iterator<Item = Span>) -> u32 {
     spans.map(Span::len).sum()
 }

@@ -180,7 +180,6 @@ impl Engine {
         (queues / self.setup.iommus.len().max(1) as f64, devices / self.setup.devices.len().max(1) as f64)
     }
 
-    /// The device that a CPU uses.
     fn device_of(&self, cpu: usize) -> usize {
         cpu % self.setup.devices.len()
     }

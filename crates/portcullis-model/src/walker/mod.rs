@@ -93,8 +93,11 @@ pub struct Walk {
 #[derive(Debug, Clone, Copy)]
 enum Decoded {
     /// A pointer to a table, whose `level` is lower than the entry's.
-    Table { table: u64, level: u32, rights: Rights },
-    /// A page.
+    Table {
+        table: u64,
+        level: u32,
+        rights: Rights,
+    },
     Leaf(Page),
 }
 

@@ -147,7 +147,6 @@ pub struct Input<'a> {
     format: Format,
     total: Option<u64>,
     gauge: Arc<Gauge>,
-    /// Bytes of text read.
     text_bytes: u64,
     reader: Box<dyn Read + Send + 'a>,
 }

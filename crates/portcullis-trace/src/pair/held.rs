@@ -79,7 +79,6 @@ impl Held {
         self.steps.len() + self.pieces > MOST
     }
 
-    /// The first open run, by its first address.
     pub(super) fn first_open(&self) -> Option<u64> {
         match self.steps.first_key_value()?.1 {
             Step::Open(iova) => Some(*iova),

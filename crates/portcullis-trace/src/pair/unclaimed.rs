@@ -167,7 +167,6 @@ impl Pairer {
         failed
     }
 
-    /// Whether `unmap` ends an unclaimed run.
     fn ends_unclaimed(&self, unmap: &Unmapped) -> bool {
         let most = self.looked_at();
         let mut cpus = self.with_maps.iter().filter_map(|&number| self.cpus.get(number as usize));

@@ -65,7 +65,6 @@ impl<'a> Text<'a> {
         Self { text, lists }
     }
 
-    /// Parses the event called `name`.
     pub(super) fn event(self, name: &[u8]) -> Result<EventKind<'a>, ParseError<'a>> {
         match name {
             b"map" => self.iommu_map(),

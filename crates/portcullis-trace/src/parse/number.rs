@@ -41,7 +41,6 @@ pub(super) fn leading_hex(text: &[u8]) -> Option<(u64, &[u8])> {
     if digits == 0 { None } else { Some((value, text.get(digits..)?)) }
 }
 
-/// All of `text` as a decimal number.
 pub(super) fn decimal(text: &[u8]) -> Option<u64> {
     leading_decimal(text).filter(|(_, rest)| rest.is_empty()).map(|(value, _)| value)
 }

@@ -112,7 +112,6 @@ impl<'a> Bytes<'a> {
         Self { memory, list, piece: 0, begins: offset }
     }
 
-    /// Writes `pattern` into all of `places`.
     pub(super) fn put(mut self, places: Places<'_>, pattern: Pattern) {
         let mut page = [0; FRAME_SIZE as usize];
         places.each(|offset, len| {

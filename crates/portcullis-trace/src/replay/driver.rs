@@ -117,7 +117,6 @@ impl Driver {
         }
     }
 
-    /// Makes the queue of a lane.
     pub(super) fn open(&mut self, lane: usize, config: QueueConfig) -> Result<(), SetupError> {
         self.lanes[lane] = Some(self.device.queue(config)?);
         Ok(())
@@ -200,12 +199,10 @@ impl Driver {
         self.device.dma().policy()
     }
 
-    /// The policy of its domain.
     pub(super) fn domain_policy(&self) -> Policy {
         self.device.dma().domain().policy()
     }
 
-    /// Changes the policy of its domain.
     pub(super) fn set_domain_policy(&self, policy: Policy) -> Result<(), PolicyError> {
         self.device.dma().domain().set_policy(policy)
     }

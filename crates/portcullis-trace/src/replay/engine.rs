@@ -191,7 +191,6 @@ impl Engine {
         self.copies_in = copies_in;
     }
 
-    /// Replays the operations of `chunk`.
     pub(super) fn run(&mut self, chunk: &Chunk) -> Result<(), ReplayError> {
         for op in &chunk.ops {
             let alive = Alive { line: op.line, devices: self.ports.len(), mappings: self.alive };

@@ -21,7 +21,6 @@ pub(super) struct Both<X: Format> {
     pub read: TableFormat,
 }
 
-/// A format of any kind.
 pub(super) trait AnyFormat {
     /// The smallest page.
     fn granule(&self) -> PageSize;

@@ -12,7 +12,6 @@ use super::memory::is_pool;
 pub(super) type Segments = SmallVec<[PhysSegment; 1]>;
 pub(super) type View = SmallVec<[DmaSegment; 1]>;
 
-/// Extends `part` to whole pages.
 pub(super) fn to_whole_pages(part: &mut PhysSegment, page: PageSize) {
     let start = part.phys.align_down(page);
     let len = page.round_up(part.phys.page_offset(page).saturating_add(part.len));
@@ -110,7 +109,6 @@ impl Live {
     }
 }
 
-/// Pages of `list`, segment by segment.
 pub(super) fn pages(list: &[PhysSegment]) -> u64 {
     let granule = PageSize::SIZE_4K;
     let touched = |part: &PhysSegment| {

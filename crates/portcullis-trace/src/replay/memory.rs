@@ -64,7 +64,6 @@ fn node<T: Default, const N: usize>() -> Box<[T; N]> {
     entries.try_into().unwrap_or_else(|_| unreachable!("as many as were made"))
 }
 
-/// The numbers of the pages of `list`.
 pub(super) fn pages_of(list: &[PhysSegment]) -> impl Iterator<Item = u64> {
     list.iter().flat_map(|part| {
         let last = part.phys.get().saturating_add(part.len.saturating_sub(1));
@@ -257,7 +256,6 @@ impl TraceMemory {
         Some(&self.top.get(top)?.get()?[upper].get()?[lower].get()?[leaf])
     }
 
-    /// The words of the page of `phys`.
     #[inline]
     fn words(&self, phys: u64) -> Option<&Table> {
         let words = self.entry(phys >> PAGE_SHIFT)?.table.load(Ordering::Acquire);

@@ -57,7 +57,6 @@ use crate::figures::{bytes, count, number_of};
 use crate::printable::Printable;
 use crate::{Chunk, Trace, TraceError};
 
-/// Events of a chunk.
 const CHUNK_EVENTS: usize = 16_384;
 
 /// Why a replay failed.

@@ -230,7 +230,6 @@ pub(super) fn back(memory: &TraceMemory, list: &[PhysSegment]) -> bool {
     memory.back(list, |page| memory.write(PhysAddr::new(page * FRAME_SIZE), &painted(page)))
 }
 
-/// The paint of a page.
 fn painted(page: u64) -> [u8; PAGE] {
     let mut bytes = [0; PAGE];
     let (words, _) = bytes.as_chunks_mut();

@@ -7,7 +7,6 @@ use std::sync::{Mutex, PoisonError};
 use portcullis::heap::{OutOfMemory, Shared, Weak};
 use portcullis::platform::{LocalCpu, Platform, PlatformEvents, PlatformNumber};
 
-/// The most CPUs of the platform.
 const MOST_CPUS: usize = 256;
 
 /// Timers between two events, for each listener: its own two idle checks, and a window's end, have different times, and all listeners get

@@ -275,7 +275,6 @@ fn policies<'de, D: Deserializer<'de>>(from: D) -> Result<Vec<PolicyReport>, D::
     Ok(all)
 }
 
-/// Reads the name of a policy.
 fn policy<'de, D: Deserializer<'de>>(from: D) -> Result<Name, D::Error> {
     one_of(&Mode::ALL.map(Mode::name), from)
 }

@@ -27,7 +27,6 @@ pub(super) struct Share {
     pub(super) most: u64,
     /// Timer checks.
     looks: u64,
-    /// Policies.
     policies: u64,
     /// Pages of live mappings.
     pub(super) live: u64,

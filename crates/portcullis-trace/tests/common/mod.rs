@@ -17,7 +17,6 @@ pub fn run(name: &str, text: &[u8], options: &Options) -> Report {
     report
 }
 
-/// The results of the policy `name` in `report`.
 pub fn policy<'a>(report: &'a Report, name: &str) -> &'a PolicyReport {
     report.policies.iter().find(|policy| policy.policy == name).unwrap()
 }
@@ -139,7 +138,6 @@ pub fn sample() -> String {
     on_cpu0(&events)
 }
 
-/// All modes that are replayed.
 pub fn replayed_modes() -> Vec<Mode> {
     Mode::ALL.into_iter().filter(|mode| mode.is_replayed()).collect()
 }

@@ -5,7 +5,6 @@ use proptest::prelude::*;
 use crate::common::{Played, read, read_in, trace};
 use portcullis_trace::{Chunk, OpKind, ReadOptions, Trace, TraceError};
 
-/// A map of `number` bytes.
 fn map(number: u64) -> String {
     format!("dma_map_page: nvme dir=TO_DEVICE dma_addr=1000 size={number} phys_addr=1000 attrs=")
 }

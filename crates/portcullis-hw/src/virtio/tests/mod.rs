@@ -74,7 +74,6 @@ impl Bench {
         bench
     }
 
-    /// Maps pages of memory, by number, from `page` on.
     fn map_in(&self, page: u64, memory: &[u64], gather: &mut Gather) -> Result<(), MapError> {
         let list = memory.iter().map(|frame| (PhysAddr::new(frame * PAGE), PAGE));
         let range = range(page, memory.len() as u64);

@@ -4,7 +4,6 @@ use super::*;
 
 const IR: u64 = 1 << 61;
 const IW: u64 = 1 << 62;
-/// PR, IR and IW.
 const BOTH: u64 = 1 | IR | IW;
 
 fn next(level: u64) -> u64 {

@@ -107,7 +107,6 @@ impl Engine {
         all.into_iter().filter(|choices| !choices.rows.is_empty()).collect()
     }
 
-    /// The domains' counts of exposure.
     fn counted(&self) -> Exposure {
         let domains = self.ports.iter().map(|port| port.driver.exposure());
         domains.fold(Exposure::default(), |sum, one| Exposure {

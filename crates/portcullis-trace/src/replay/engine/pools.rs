@@ -47,7 +47,6 @@ impl Engine {
         stats.range_invalidations + stats.domain_invalidations
     }
 
-    /// Copied bytes.
     pub(super) fn copied_bytes(&self) -> u64 {
         self.bytes.as_ref().map_or(0, |bytes| bytes.copied_bytes())
     }
