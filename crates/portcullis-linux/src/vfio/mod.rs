@@ -72,7 +72,7 @@
 //! memory. When a process ends in any way, the kernel resets its devices, if it can, and removes all mappings.
 //!
 //! Before Linux 6.2, memory that a device only reads must have been written once before it is mapped: otherwise the kernel may pin a shared
-//! zero page, which the device then reads for good, whatever the process writes later.
+//! zero page, which the device then reads always, whatever the process writes later.
 //!
 //! The kernel pins the pages of a mapped buffer until the mapping ends. If the process calls `munmap` on the buffer before, the device goes
 //! on using these pages, and no other owner gets them; but a device that joins a container without devices gets the pages that are at these

@@ -310,7 +310,7 @@ fn the_last_release_of_what_is_being_forgotten_says_when_it_is_out_of_reach() {
     model(4, used, |cache| assert!(cache.forget(memory(0)).is_ok()), released);
 }
 
-/// The first invalidation fails, whoever requests it: the other tries again.
+/// The first invalidation fails, of either thread: the other thread tries again.
 #[test]
 fn what_neither_a_release_nor_a_forget_confirms_is_said_to_be_reached() {
     let used = |cache: &Cache| {

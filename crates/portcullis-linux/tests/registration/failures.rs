@@ -398,7 +398,7 @@ fn the_last_release_of_what_a_forget_could_not_confirm_tries_again() {
         let last = bench.cache.release(third);
         assert!(bench.rig.reaches(iova), "or the test means nothing");
         if keep == KEPT {
-            // Only a successful forget returns the memory to the owner, whoever releases it.
+            // Only a successful forget returns the memory to the owner.
             assert_eq!((last, bench.submissions()), (Ok(Released::Forgotten), 0));
         } else {
             assert_eq!(last, Err(ReleaseRegistrationError::Unconfirmed { error: TIMEOUT }));

@@ -54,7 +54,7 @@ fn a_granule_that_the_unit_has_not_is_refused_whatever_others_it_has() {
     }
 }
 
-/// Either width is too much by itself.
+/// One width above the limit is enough.
 #[test]
 fn tables_that_are_wider_than_the_unit_are_refused() {
     let unit = on(ALL);

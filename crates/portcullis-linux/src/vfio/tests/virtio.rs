@@ -32,7 +32,7 @@ fn attached(fake: &Arc<Fake>) -> Device<Machine> {
 /// The device: it answers each request with the bytes 1, 2, 3...
 struct Entropy {
     fake: Arc<Fake>,
-    /// Its features, and those that the driver has accepted.
+    /// Offered features, and accepted features.
     offers: u64,
     accepted: u64,
     /// Its virtqueue: size, and the addresses of descriptors, requests and answers.
