@@ -101,6 +101,7 @@ impl WalkCache {
         }
     }
 
+    /// Invalidates all entries of `domain`.
     pub fn invalidate_domain(&mut self, domain: DomainId) {
         for level in &mut self.levels {
             level.sets.remove(|entry| entry.domain == domain, |_| ());

@@ -214,6 +214,7 @@ impl Iommu {
         })
     }
 
+    /// The memory of the unit and its devices.
     pub fn memory(&self) -> &Arc<Memory> {
         &self.memory
     }

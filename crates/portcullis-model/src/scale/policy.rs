@@ -172,6 +172,7 @@ impl Policy {
         matches!(self.waits, Waits::Shared(1) | Waits::Locked(1) | Waits::Own(1) | Waits::Queues(1))
     }
 
+    /// The policy called `name`.
     pub fn named(name: &str) -> Option<&'static Self> {
         POLICIES.iter().find(|policy| policy.name == name)
     }
