@@ -19,123 +19,123 @@
 
 // How a device is kept from memory that is not mapped for it.
 typedef enum portcullis_policy {
-  // Each buffer is mapped, and its unmap takes that back: two system calls.
+  // Each buffer is mapped, and unmapped again: two system calls.
   PORTCULLIS_STRICT = 0,
-  // Buffers of up to 128 KiB are copied, through memory that stays mapped: no system call, and the device never reaches the
-  // buffer. Larger ones are mapped.
+  // Buffers of up to 128 KiB are copied, through memory that stays mapped: no system call, and the device never reaches the buffer.
+  // Larger ones are mapped.
   PORTCULLIS_BOUNCE = 1,
-  // For each size the cheaper of the two, as measured while it runs.
+  // For each size the cheaper of the two, as measured at run time.
   PORTCULLIS_AUTO = 2,
 } portcullis_policy;
 
 // How a queue lets its device reach buffers.
 typedef enum portcullis_strategy {
-  // Each buffer is mapped and unmapped by itself.
+  // Each buffer is mapped and unmapped individually.
   PORTCULLIS_DIRECT = 0,
-  // Each buffer is mapped by itself, and a batch of them is unmapped together.
+  // Each buffer is mapped individually, and buffers are unmapped in batches.
   PORTCULLIS_BATCHED = 1,
-  // As batched, with addresses in order, so that a batch whose buffers came and go in order is one system call.
+  // As batched, with consecutive addresses, so that a batch of buffers in order is one system call.
   PORTCULLIS_RING = 2,
   // Buffers are copied, through memory that stays mapped: no system call.
   PORTCULLIS_COPIED = 3,
-  // The cheaper of ring and copied for each size, as measured when the queue is made and while it runs.
+  // The cheaper of ring and copied for each size, as measured when the queue is made and at run time.
   PORTCULLIS_CHEAPER = 4,
 } portcullis_strategy;
 
-// What a device does to a buffer.
+// How a device accesses a buffer.
 typedef enum portcullis_direction {
-  // It reads it.
+  // The device reads it.
   PORTCULLIS_TO_DEVICE = 0,
-  // It writes it.
+  // The device writes it.
   PORTCULLIS_FROM_DEVICE = 1,
   // Both.
   PORTCULLIS_BIDIRECTIONAL = 2,
 } portcullis_direction;
 
-// What a function returns.
+// The result of a function.
 typedef enum portcullis_error {
-  // It is done.
+  // Success.
   PORTCULLIS_OK = 0,
   // An argument is null, or out of its range. Nothing has happened.
   PORTCULLIS_ARGUMENT = 1,
   // The device was not opened: the text says what to do.
   PORTCULLIS_OPEN = 2,
-  // There is no memory. Nothing has happened.
+  // Out of memory. Nothing has happened.
   PORTCULLIS_MEMORY = 3,
-  // The queue or the pool is full now. Nothing has happened: unmap or commit something, and call again.
+  // The queue or the pool is full. Nothing has happened: unmap or commit something, and call again.
   PORTCULLIS_FULL = 4,
-  // The kernel maps no more for this process: its limit of locked memory or of mappings is reached. Nothing has happened.
+  // The kernel's limit of locked memory or of mappings is reached. Nothing has happened.
   PORTCULLIS_LIMIT = 5,
-  // The buffer was refused: it has no bytes, is too long, or is to be mapped and is not memory of this process; or there are no addresses left for it.
-  // Nothing has happened.
+  // The buffer was refused: it has no bytes, is too long, or is to be mapped and is not memory of this process; or no addresses are left
+  // for it. Nothing has happened.
   PORTCULLIS_REFUSED = 6,
   // There is no such mapping, or it is of another length. Nothing has happened.
   PORTCULLIS_NOT_MAPPED = 7,
-  // **The device may still reach the memory.** The caller neither uses it for anything else nor frees it.
+  // **The device may still reach the memory.** The caller must neither reuse nor free it.
   PORTCULLIS_REACHABLE = 8,
   // A system call failed.
   PORTCULLIS_SYSTEM = 9,
-  // The mapping is over for the driver, but **the device may still reach the memory** until the queue's next commit that succeeds.
+  // The mapping is over for the driver, but **the device may still reach the memory** until the queue's next successful commit.
   PORTCULLIS_WAITS = 10,
   // The mapping has not ended, and can be unmapped again.
   PORTCULLIS_NOT_ENDED = 11,
-  // The device was let go of, by portcullis_device_release.
+  // The device was released by portcullis_device_release.
   PORTCULLIS_RELEASED = 12,
 } portcullis_error;
 
 // How a device raises interrupts.
 typedef enum portcullis_interrupt_kind {
-  // The first of the others of which the device has as many as are asked for.
+  // The first of the other kinds of which the device has enough.
   PORTCULLIS_ANY_INTERRUPT = 0,
-  // By writes to memory, as its table of up to 2,048 says.
+  // Messages: up to 2,048, by its MSI-X table.
   PORTCULLIS_MSI_X = 1,
-  // By writes to memory, up to 32.
+  // Messages, up to 32.
   PORTCULLIS_MSI = 2,
-  // By a wire, one.
+  // One line.
   PORTCULLIS_INTX = 3,
 } portcullis_interrupt_kind;
 
-// A PCI device in the hands of this process, and the mappings for it.
+// A PCI device that this process drives, and its mappings.
 typedef struct portcullis_device portcullis_device;
 
 // A queue of a device: one thread at a time uses it.
 typedef struct portcullis_queue portcullis_queue;
 
-// What a device has mapped and done.
+// The mappings of a device, and its counts.
 typedef struct portcullis_usage {
   // Mappings made by portcullis_map and portcullis_map_list.
   uint64_t maps;
-  // Of these, made through copies.
+  // Of these, copied ones.
   uint64_t copies;
-  // Of these, ended.
+  // Of these, ended ones.
   uint64_t unmaps;
-  // Calls that were refused, or failed.
+  // Refused or failed calls.
   uint64_t errors;
   // Bytes of buffers that the device reaches now.
   uint64_t open_bytes;
-  // Bytes beside these, in the same pages, that the device reaches now.
+  // Other bytes of their pages, which the device reaches now.
   uint64_t exposed_bytes;
-  // Mappings of the kernel's in the address space now, of all of its devices.
+  // The kernel's current mappings in the address space, of all its devices.
   uint64_t kernel_mappings;
-  // Bytes of these, all of which are locked in memory.
+  // Their bytes, all of which are locked in memory.
   uint64_t kernel_bytes;
-  // System calls that mapped or unmapped, since the address space was made.
+  // System calls of maps and unmaps, since the address space was made.
   uint64_t kernel_calls;
 } portcullis_usage;
 
-// A piece of a list, in memory.
+// A piece of memory in a list.
 typedef struct portcullis_piece {
-  // Its first byte.
+  // Its address.
   void *memory;
-  // Its bytes.
+  // Its length in bytes.
   size_t len;
 } portcullis_piece;
 
-// A piece of a list, as the device is told of it.
+// A piece of a list for the device.
 typedef struct portcullis_segment {
-  // Its first address.
+  // Its IOVA.
   uint64_t iova;
-  // Its bytes.
+  // Its length in bytes.
   uint64_t len;
 } portcullis_segment;
 
@@ -143,160 +143,161 @@ typedef struct portcullis_segment {
 extern "C" {
 #endif // __cplusplus
 
-// What this thread's last error was, in a sentence; empty where there was none. The text is good until the thread's next error, and is cut after 1,023
+// The text of this thread's last error, in a sentence; empty if there was none. Valid until the thread's next error; truncated after 1,023
 // bytes.
 const char *portcullis_error_text(void);
 
-// Opens the PCI device `name`, like "0000:01:00.0", in an address space of its own: by iommufd where the kernel has it, else by VFIO's
-// type 1. VFIO must have the device; the error's text says how to give it. `policy` is a portcullis_policy, and `address_bits` says how many bits
-// of an address the device can put on the bus, 12 to 64.
+// Opens the PCI device `name`, like "0000:01:00.0", in an address space of its own: by iommufd if the kernel has it, else by VFIO's type
+// 1. The device must be bound to VFIO; the error's text says how. `policy` is a portcullis_policy, and `address_bits` is the width of the
+// device's addresses, 12 to 64.
 //
-// Writes the device to `out`: portcullis_device_close ends it. The kernel resets the device. A dozen system calls; for PORTCULLIS_AUTO
-// no measurement: it measures while it runs.
+// Writes the device to `out`: portcullis_device_close ends it. The kernel resets the device. Makes a dozen system calls. PORTCULLIS_AUTO
+// measures at run time, not here.
 //
-// The caller promises: `name` is a text that ends with a zero, and `out` may be written.
+// The caller promises: 1. `name` is a zero-terminated string. 2. `out` may be written.
 int portcullis_device_open(const char *name,
                            uint32_t policy,
                            uint32_t address_bits,
                            struct portcullis_device **out);
 
-// As portcullis_device_open, in the address space of `sibling`: both devices reach what is mapped for either. Where this one has fewer bits of
+// As portcullis_device_open, in the address space of `sibling`: both devices reach the mappings of either. If this one has narrower
 // addresses, it does not reach the pool's buffers, and each of its copies takes two system calls: open it first.
 //
-// The caller promises: as portcullis_device_open, and `sibling` is a device that is open.
+// The caller promises: 1. As portcullis_device_open, 1 and 2. 2. `sibling` is an open device.
 int portcullis_device_open_in(const char *name,
                               const struct portcullis_device *sibling,
                               uint32_t policy,
                               uint32_t address_bits,
                               struct portcullis_device **out);
 
-// Closes a device, or nothing where `device` is null: the device loses the bus, all of its mappings end, and the kernel resets it. Its
-// memory, its registers and its queues are gone: the queues are freed before.
+// Closes a device, or does nothing if `device` is null: turns bus mastering off, ends all mappings, and makes the kernel reset the device.
+// Its memory and its registers are gone, and its queues must have been freed.
 //
-// Returns PORTCULLIS_REACHABLE where the kernel did not take all mappings back: it does when the process ends.
+// Returns PORTCULLIS_REACHABLE if the kernel did not remove all mappings: it does when the process ends.
 //
-// The caller promises: `device` is null or a device that is open, nothing else is called with it at the same time or later, and it has no queue.
+// The caller promises: 1. `device` is null or an open device. 2. No other call with it runs at the same time or later. 3. It has no queue.
 int portcullis_device_close(struct portcullis_device *device);
 
-// Writes where the registers behind base address register `number` (0 to 5) are in this process, and how many bytes there are. They are
-// there until the device is closed. Six system calls the first time.
+// Writes the address of the registers behind base address register `number` (0 to 5), and their size in bytes. They exist until the device
+// is closed. Six system calls the first time.
 //
-// Accesses are volatile, of 4 or 8 bytes, and little-endian. After portcullis_device_release all reads are 0, and writes change nothing. A device that was
-// pulled out without a warning reads as all bits set; while it does not answer at all, as in a low power state, an access ends the process by SIGBUS. On x86-64 a device
-// that acts on a write sees what the CPU has stored before it; on other machines that takes a barrier of the driver's own, for each write that starts a transfer.
+// Accesses are volatile, of 4 or 8 bytes, and little-endian. After portcullis_device_release all reads are 0, and writes change nothing.
+// After surprise removal all bits of a read are set; while the device does not answer at all, as in a low power state, an access raises
+// SIGBUS. On x86-64 a device that acts on a write sees the CPU's earlier stores; on other machines the driver needs a barrier for each
+// write that starts a transfer.
 //
-// The caller promises: `device` is open, and `registers` and `size` may be written.
+// The caller promises: 1. `device` is open. 2. `registers` and `size` may be written.
 int portcullis_bar(const struct portcullis_device *device,
                    uint32_t number,
                    uint8_t **registers,
                    size_t *size);
 
-// Reads `len` bytes of PCI's configuration space from `offset` on. Two system calls.
+// Reads `len` bytes of PCI configuration space from `offset` on. Two system calls.
 //
-// The caller promises: `device` is open, and `len` bytes at `out` may be written.
+// The caller promises: 1. `device` is open. 2. `len` bytes at `out` may be written.
 int portcullis_read_config(const struct portcullis_device *device, uint64_t offset, uint8_t *out, size_t len);
 
-// Writes `len` bytes at `bytes` to PCI's configuration space from `offset` on. The kernel keeps its own from being changed. Two system calls.
+// Writes `len` bytes at `bytes` to PCI configuration space from `offset` on. The kernel protects its own fields. Two system calls.
 //
-// The caller promises: `device` is open, and `len` bytes at `bytes` may be read.
+// The caller promises: 1. `device` is open. 2. `len` bytes at `bytes` may be read.
 int portcullis_write_config(const struct portcullis_device *device,
                             uint64_t offset,
                             const uint8_t *bytes,
                             size_t len);
 
-// Lets the device make accesses of its own (`on` is not 0), or keeps it from them. An open device makes none before. Four system calls.
+// Turns bus mastering on (`on` is not 0) or off. An open device makes no accesses before. Four system calls.
 //
-// The caller promises: `device` is open.
-int portcullis_device_set_bus_master(const struct portcullis_device *device,
-                                     int on);
+// The caller promises: 1. `device` is open.
+int portcullis_device_set_bus_master(const struct portcullis_device *device, int on);
 
 // Resets the device, which takes up to a second. Its mappings stay.
 //
-// The caller promises: `device` is open.
+// The caller promises: 1. `device` is open.
 int portcullis_device_reset(const struct portcullis_device *device);
 
-// Lets go of a device that is to be unplugged, while it is open: it reaches no memory any more, its registers are memory of zeros, and the kernel goes on with the
-// unplug. Each of its interrupts' files can be read once more, as if it was raised: a thread that waits wakes, and finds that calls of the device fail.
+// Releases a device that is to be unplugged, while it stays open: it no longer reaches memory, its registers become zeroed memory, and the
+// kernel continues the unplug. Each of its interrupts' files can be read once more: waiting threads wake, and find that calls of the
+// device fail.
 //
-// Its buffers come back as always: by portcullis_unmap, portcullis_unmap_all and the queues' functions. A buffer is unmapped before it is freed: a device that is opened in this
-// address space later reaches all that is still mapped. The device is closed afterwards. Where a child of fork has the device, too, the child's end is its end.
+// Its buffers are returned as always: by portcullis_unmap, portcullis_unmap_all and the queues' functions. Unmap a buffer before freeing
+// it: a device that is opened in this address space later reaches all remaining mappings. Close the device afterwards. If a child of fork
+// has the device, too, it goes on until the child ends.
 //
 // Takes up to a second. PORTCULLIS_SYSTEM: the kernel has no memory for that, or another process has the device, too.
 //
-// The caller promises: `device` is open.
+// The caller promises: 1. `device` is open.
 int portcullis_device_release(const struct portcullis_device *device);
 
-// Writes what the device has mapped and done to `out`. Takes locks, and no system call.
+// Writes the device's mappings and counts to `out`. Takes locks, and makes no system call.
 //
-// The caller promises: `device` is open, and `out` may be written.
+// The caller promises: 1. `device` is open. 2. `out` may be written.
 int portcullis_device_usage(const struct portcullis_device *device, struct portcullis_usage *out);
 
 // The library's version, like "0.1.0".
 const char *portcullis_version(void);
 
-// Turns on `count` interrupts of a portcullis_interrupt_kind, numbered from 0 on, and writes to `events` an eventfd for each: it can be read when its interrupt was
-// raised, and a read takes how often that was, in 8 bytes. None of them blocks. They are the library's to close; portcullis_interrupts_off and the device's
-// end turn them off. Two system calls and one for each.
+// Turns on `count` interrupts of a portcullis_interrupt_kind, numbered from 0, and writes an eventfd for each to `events`: it is readable
+// after its interrupt was raised, and a read returns how often, in 8 bytes. It is non-blocking. The library closes it;
+// portcullis_interrupts_off and closing the device turn the interrupts off. Two system calls and one for each.
 //
-// PORTCULLIS_SYSTEM: the device has not as many, or has some turned on already.
+// PORTCULLIS_SYSTEM: the device has too few, or some are already on.
 //
-// The caller promises: `device` is open, and `count` numbers at `events` may be written.
+// The caller promises: 1. `device` is open. 2. `count` numbers at `events` may be written.
 int portcullis_interrupts(const struct portcullis_device *device,
                           uint32_t kind,
                           uint32_t count,
                           int *events);
 
-// Waits until interrupt `number` is raised, for `milliseconds` at the most, or without end where they are negative. Writes to `count` how often it was since the
-// last call or read of its file: 0 where the time is over. PORTCULLIS_RELEASED says that the device was let go of, before or meanwhile: each thread that
-// waits is told. Two system calls.
+// Waits until interrupt `number` is raised, for at most `milliseconds`, or without limit if negative. Writes to `count` how often it was
+// since the last call or read of its file: 0 after the time limit. PORTCULLIS_RELEASED: the device was released, before or during the
+// wait; all waiting threads return. Two system calls.
 //
-// The caller promises: `device` is open, and `count` may be written.
+// The caller promises: 1. `device` is open. 2. `count` may be written.
 int portcullis_interrupt_wait(const struct portcullis_device *device,
                               uint32_t number,
                               int64_t milliseconds,
                               uint64_t *count);
 
-// Turns off what portcullis_interrupts has turned on, and closes its files. One system call for each.
+// Turns off the interrupts of portcullis_interrupts, and closes their files. One system call for each.
 //
-// The caller promises: `device` is open, and no thread uses the files, or waits for them.
+// The caller promises: 1. `device` is open. 2. No thread uses the files, or waits for them.
 int portcullis_interrupts_off(const struct portcullis_device *device);
 
-// Lets the wire of an interrupt of PORTCULLIS_INTX raise it again, after the driver has had the device take its wire back. One system call; nothing for
-// other kinds.
+// Unmasks an interrupt of PORTCULLIS_INTX, after the driver has made the device deassert it. One system call; nothing for other kinds.
 //
-// The caller promises: `device` is open.
+// The caller promises: 1. `device` is open.
 int portcullis_interrupt_unmask(const struct portcullis_device *device,
                                 uint32_t number);
 
-// Writes to `event` an eventfd that can be read when the kernel asks for the device: it is to be unplugged, or unbound from VFIO. The unplug waits
-// for portcullis_device_release or portcullis_device_close. It is the library's to close, with the device.
+// Writes to `event` an eventfd that is readable when the kernel requests the device: it is to be unplugged, or unbound from VFIO. The
+// unplug waits for portcullis_device_release or portcullis_device_close. The library closes it with the device.
 //
-// The caller promises: `device` is open, and `event` may be written.
+// The caller promises: 1. `device` is open. 2. `event` may be written.
 int portcullis_unplug_request(const struct portcullis_device *device,
                               int *event);
 
-// Lets the device reach `len` bytes at `buffer`, or a copy of them, and writes the address for the device to `iova`. The device does to them
-// what `direction`, a portcullis_direction, says. A buffer that is mapped and not copied is mapped with the rest of its pages.
+// Lets the device reach `len` bytes at `buffer`, or a copy of them, and writes the IOVA to `iova`. The device accesses them by
+// `direction`, a portcullis_direction. A buffer that is mapped instead of copied is mapped with the rest of its pages.
 //
-// Until portcullis_unmap has succeeded the buffer stays where it is, and is not freed. What the device has written to a copy is in the buffer after a
-// portcullis_sync_for_cpu or the unmap. No thread touches the buffer while this function, a sync or the unmap runs.
+// Until portcullis_unmap has succeeded the buffer is neither moved nor freed. The device's writes to a copy are in the buffer after a
+// portcullis_sync_for_cpu or the unmap. No thread accesses the buffer while this function, a sync or the unmap runs.
 //
-// A copy takes the copying; a mapping one system call. May allocate.
+// Costs the copy, or one system call for a mapping. May allocate.
 //
-// The caller promises: `device` is open, `iova` may be written, and what is said of the buffer holds.
+// The caller promises: 1. `device` is open. 2. `iova` may be written. 3. The above holds for the buffer.
 int portcullis_map(const struct portcullis_device *device,
                    void *buffer,
                    size_t len,
                    uint32_t direction,
                    uint64_t *iova);
 
-// Lets the device reach `count` pieces in one range of addresses. Writes at most `count` segments to `out`, which has room for as many, and how many
-// to `used`: these are what the device is told, as pieces that touch are one. The list ends as a whole, by portcullis_unmap of all addresses
-// from the first byte of the first segment to the last byte of the last, gaps included.
+// Lets the device reach `count` pieces in one range of addresses. Writes at most `count` segments to `out`, which has room for as many,
+// and their number to `used`: these are for the device; adjacent pieces are merged. The list ends as a whole, by portcullis_unmap of all
+// addresses from the first byte of the first segment to the last byte of the last, including gaps.
 //
-// One system call for each run of memory. Allocates. Else as portcullis_map.
+// One system call for each run of memory. Allocates. Otherwise as portcullis_map.
 //
-// The caller promises: as portcullis_map, for each piece; and `pieces`, `out` and `used` are what is said of them.
+// The caller promises: 1. As portcullis_map, for each piece. 2. `pieces`, `out` and `used` are as described.
 int portcullis_map_list(const struct portcullis_device *device,
                         const struct portcullis_piece *pieces,
                         size_t count,
@@ -304,67 +305,66 @@ int portcullis_map_list(const struct portcullis_device *device,
                         struct portcullis_segment *out,
                         size_t *used);
 
-// Ends the mapping of `len` bytes at `iova`. When it has succeeded the device does not reach the buffer, and the buffer has what the device wrote.
+// Ends the mapping of `len` bytes at `iova`. After success the device does not reach the buffer, which has the device's writes.
 //
-// It may be called while the device is still working, as after a transfer that failed: the device reaches the buffer no more.
+// It may be called while the device is still working, such as after a failed transfer: the device no longer reaches the buffer.
 //
-// PORTCULLIS_NOT_MAPPED says that no such mapping of this device is there, or that it has another length: nothing is changed. After
-// PORTCULLIS_REACHABLE the mapping is over, but the memory must not be used again or freed: the kernel has not taken it back.
+// PORTCULLIS_NOT_MAPPED: this device has no such mapping, or it has another length; nothing has changed. After PORTCULLIS_REACHABLE the
+// mapping is over, but the memory must be neither reused nor freed: the kernel has not removed the mapping.
 //
-// A copy takes the copying; a mapping one system call. Allocates nothing.
+// Costs the copy, or one system call for a mapping. Does not allocate.
 //
-// The caller promises: `device` is open, and no other call for this mapping runs at the same time.
+// The caller promises: 1. `device` is open. 2. No other call for this mapping runs at the same time.
 int portcullis_unmap(const struct portcullis_device *device,
                      uint64_t iova,
                      uint64_t len);
 
-// Lets the CPU see what the device has written to `len` bytes at `iova`, anywhere inside of a mapping, which goes on. No system call; a copy
-// takes the copying.
+// Shows the CPU the device's writes to `len` bytes at `iova`, anywhere inside a mapping, which continues. No system call; costs the copy.
 //
 // The caller promises: as portcullis_unmap.
 int portcullis_sync_for_cpu(const struct portcullis_device *device,
                             uint64_t iova,
                             uint64_t len);
 
-// Lets the device see what the CPU has written to `len` bytes at `iova`, anywhere inside of a mapping. No system call; a copy takes the copying.
-// For a device that only writes it copies nothing.
+// Shows the device the CPU's writes to `len` bytes at `iova`, anywhere inside a mapping. No system call; costs the copy. Copies nothing
+// for a device that only writes it.
 //
 // The caller promises: as portcullis_unmap.
 int portcullis_sync_for_device(const struct portcullis_device *device,
                                uint64_t iova,
                                uint64_t len);
 
-// Ends all mappings of the device that portcullis_map and portcullis_map_list have made, without copying anything to the buffers: for a device that was reset
-// or is gone. Writes to `count`, unless it is null, how many there were.
+// Ends all of the device's mappings by portcullis_map and portcullis_map_list, without copying to the buffers: for a device that was reset
+// or is gone. Writes their number to `count`, unless it is null.
 //
-// The caller promises: `device` is open, and no other call for its mappings runs at the same time.
+// The caller promises: 1. `device` is open. 2. No other call for its mappings runs at the same time. 3. `count` is null, or may be written.
 int portcullis_unmap_all(const struct portcullis_device *device,
                          uint64_t *count);
 
-// Allocates `len` zeroed bytes, in whole pages, that driver and device share until portcullis_free: for descriptor rings, and for buffers that are used
-// again and again. Writes where they are for the CPU to `memory`, and for the device to `iova`. The device reads and writes them at any time,
-// so the driver's accesses are atomic or volatile. One system call.
+// Allocates `len` zeroed bytes, in whole pages, of coherent memory until portcullis_free: for descriptor rings, and for long-lived
+// buffers. Writes its address for the CPU to `memory`, and its IOVA to `iova`. The device accesses it at any time, so the driver's
+// accesses are atomic or volatile. One system call.
 //
-// The caller promises: `device` is open, and `memory` and `iova` may be written.
+// The caller promises: 1. `device` is open. 2. `memory` and `iova` may be written.
 int portcullis_alloc(const struct portcullis_device *device,
                      size_t len,
                      void **memory,
                      uint64_t *iova);
 
-// Frees memory of portcullis_alloc. When it has succeeded the device does not reach it. PORTCULLIS_NOT_MAPPED says that this is no such
-// memory, or was freed: nothing is changed. After PORTCULLIS_REACHABLE it is never freed. One system call.
+// Frees memory of portcullis_alloc. After success the device does not reach it. PORTCULLIS_NOT_MAPPED: it is no such memory, or was freed;
+// nothing has changed. After PORTCULLIS_REACHABLE it is never freed. One system call.
 //
-// The caller promises: `device` is open, and nothing uses the memory.
+// The caller promises: 1. `device` is open. 2. Nothing uses the memory.
 int portcullis_free(const struct portcullis_device *device,
                     void *memory);
 
-// Makes a queue of a device, by a portcullis_strategy. A ring (and PORTCULLIS_CHEAPER) is for up to `descriptors` buffers at once, each of which touches
-// pages of `bytes` bytes, 4096 for one within a page; for the other strategies both are 0. `batch` buffers end together: 1 to 256, or 0 for 32, and 64 for the strategies with a ring;
-// PORTCULLIS_DIRECT and PORTCULLIS_COPIED have no batches, and take 0 alone.
+// Makes a queue of a device, by a portcullis_strategy. A ring (and PORTCULLIS_CHEAPER) is for up to `descriptors` buffers at once, each of
+// which touches pages of `bytes` bytes, 4096 for one within a page; for the other strategies both are 0. `batch` buffers end together: 1
+// to 256, or 0 for 32, and 64 for the strategies with a ring; PORTCULLIS_DIRECT and PORTCULLIS_COPIED have no batches, and accept only 0.
 //
-// Writes the queue to `out`: portcullis_queue_free ends it. PORTCULLIS_CHEAPER measures for some milliseconds.
+// Writes the queue to `out`: portcullis_queue_free frees it. PORTCULLIS_CHEAPER measures for some milliseconds.
 //
-// The caller promises: `device` is open, and stays so until the queue is freed; `out` may be written.
+// The caller promises: 1. `device` is open, and stays so until the queue is freed. 2. `out` may be written.
 int portcullis_queue_new(const struct portcullis_device *device,
                          uint32_t strategy,
                          uint32_t descriptors,
@@ -372,19 +372,19 @@ int portcullis_queue_new(const struct portcullis_device *device,
                          size_t batch,
                          struct portcullis_queue **out);
 
-// Frees a queue, or nothing where `queue` is null. What waits is committed. What is still mapped ends now.
+// Frees a queue, or does nothing if `queue` is null. Commits pending unmaps, and ends remaining mappings.
 //
-// After PORTCULLIS_REACHABLE the memory of what waited or was mapped must not be used again or freed.
+// After PORTCULLIS_REACHABLE the memory of pending or mapped buffers must be neither reused nor freed.
 //
-// The caller promises: `queue` is null, or is not used at the same time or later.
+// The caller promises: 1. `queue` is null, or of portcullis_queue_new. 2. It is not used at the same time or later.
 int portcullis_queue_free(struct portcullis_queue *queue);
 
-// Lets the queue's device reach `len` bytes at `buffer`, or a copy of them, as portcullis_map does. Writes the address for the device to `iova`, and the
+// Lets the queue's device reach `len` bytes at `buffer`, or a copy of them, as portcullis_map does. Writes the IOVA to `iova`, and the
 // number of the mapping to `mapping`.
 //
-// Until a function has said that it is the driver's again the buffer stays where it is, and is not freed.
+// Until a function has returned the buffer to the driver, it is neither moved nor freed.
 //
-// The caller promises: as portcullis_map; and no other thread uses the queue during the call.
+// The caller promises: 1. As portcullis_map. 2. No other thread uses the queue during the call.
 int portcullis_queue_map(struct portcullis_queue *queue,
                          void *buffer,
                          size_t len,
@@ -392,37 +392,37 @@ int portcullis_queue_map(struct portcullis_queue *queue,
                          uint64_t *iova,
                          uint64_t *mapping);
 
-// Ends a mapping, or has it wait for its batch. Writes to `ended` how many mappings of the queue are over by this call, so that their
-// buffers are the driver's again: 0 while this one waits; 1 for it alone, by strategies that do not wait; or its whole batch: all that waited, in the order of
-// their unmaps.
+// Ends a mapping, or adds it to its batch. Writes to `ended` how many mappings of the queue this call has ended, whose buffers are the
+// driver's again: 0 while this one is pending; 1 for it alone, with strategies without batches; or its whole batch: all pending ones, in
+// the order of their unmaps.
 //
-// PORTCULLIS_NOT_MAPPED: the queue has no such mapping, and nothing is changed. PORTCULLIS_WAITS: it waits for the next commit that succeeds.
-// PORTCULLIS_NOT_ENDED: it can be unmapped again. PORTCULLIS_REACHABLE: its memory must not be used again or freed.
+// PORTCULLIS_NOT_MAPPED: the queue has no such mapping, and nothing has changed. PORTCULLIS_WAITS: it is pending until the next successful
+// commit. PORTCULLIS_NOT_ENDED: it can be unmapped again. PORTCULLIS_REACHABLE: its memory must be neither reused nor freed.
 //
-// The caller promises: No other thread uses the queue during the call.
+// The caller promises: 1. No other thread uses the queue during the call. 2. `ended` may be written.
 int portcullis_queue_unmap(struct portcullis_queue *queue,
                            uint64_t mapping,
                            size_t *ended);
 
-// Ends all that waits, for a queue that falls idle. Writes to `ended` how many mappings that were.
+// Ends all pending mappings, for a queue that becomes idle. Writes their number to `ended`.
 //
-// After PORTCULLIS_WAITS all of it goes on waiting, and can be committed again.
+// After PORTCULLIS_WAITS all of them stay pending, and can be committed again.
 //
-// The caller promises: No other thread uses the queue during the call.
+// The caller promises: 1. No other thread uses the queue during the call. 2. `ended` may be written.
 int portcullis_queue_commit(struct portcullis_queue *queue, size_t *ended);
 
-// Lets the CPU see what the device has written to `len` bytes of a mapping, from `offset` on.
+// Shows the CPU the device's writes to `len` bytes of a mapping, from `offset` on.
 //
-// A part that is not of the mapping is an error by every strategy, and nothing is copied.
+// A part outside the mapping is an error with every strategy, and nothing is copied.
 //
-// The caller promises: No other thread uses the queue during the call.
+// The caller promises: 1. No other thread uses the queue during the call.
 int portcullis_queue_sync_for_cpu(struct portcullis_queue *queue, uint64_t mapping, uint64_t offset, uint64_t len);
 
-// Lets the device see what the CPU has written to `len` bytes of a mapping, from `offset` on.
+// Shows the device the CPU's writes to `len` bytes of a mapping, from `offset` on.
 //
-// A part that is not of the mapping is an error by every strategy, and nothing is copied.
+// A part outside the mapping is an error with every strategy, and nothing is copied.
 //
-// The caller promises: No other thread uses the queue during the call.
+// The caller promises: 1. No other thread uses the queue during the call.
 int portcullis_queue_sync_for_device(struct portcullis_queue *queue, uint64_t mapping, uint64_t offset, uint64_t len);
 
 #ifdef __cplusplus
