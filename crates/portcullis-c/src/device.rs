@@ -141,9 +141,9 @@ unsafe fn name<'a>(name: *const c_char) -> Result<&'a str> {
     name.map_err(|_| Failed::argument("the name is no text: names are like 0000:01:00.0"))
 }
 
-/// Opens the PCI device `name`, like "0000:01:00.0", in an address space of its own: by iommufd if the kernel has it, else by VFIO's type
-/// 1. The device must be bound to VFIO; the error's text says how. `policy` is a portcullis_policy, and `address_bits` is the width of the
-/// device's addresses, 12 to 64.
+/// Opens the PCI device `name`, like "0000:01:00.0", in an address space of its own: by iommufd if the kernel has it, else by type 1
+/// of VFIO. The device must be bound to VFIO; the error's text says how. `policy` is a portcullis_policy, and `address_bits` is the width
+/// of the device's addresses, 12 to 64.
 ///
 /// Writes the device to `out`: portcullis_device_close ends it. The kernel resets the device. Makes a dozen system calls. PORTCULLIS_AUTO
 /// measures at run time, not here.

@@ -5,7 +5,7 @@
 //! only by an invalidation. So a missing invalidation is not an argument about the code but an access that *reaches* freed memory, and the
 //! [`exposure`] ledger says how many bytes were open for how long.
 //!
-//! It takes the manuals literally: a large translation goes only with an invalidation that the architecture says it goes with ([`iotlb`]),
+//! It takes the manuals literally: it drops a large translation only by an invalidation that by the architecture must drop it ([`iotlb`]),
 //! contiguous entries that differ fault, and in caching mode ([`IommuConfig::caches_absent`]) non-present entries are cached until they are
 //! invalidated.
 //!

@@ -28,7 +28,7 @@ const BRIDGE: u8 = 2;
 const INTERRUPTS: core::ops::RangeInclusive<u8> = 3..=4;
 const NAMESPACE: u8 = 5;
 
-/// What the table says.
+/// The parsed table.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Dmar {
     /// Width of physical addresses that a device can be given.

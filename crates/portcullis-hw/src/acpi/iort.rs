@@ -28,7 +28,7 @@ const SINGLE: u32 = 1;
 const REGISTERS: u64 = 128 << 10;
 const GRANULE: u64 = 64 << 10;
 
-/// What the table says.
+/// The parsed table.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Iort {
     /// The SMMUv3 units. [`stream`](Self::stream) finds a device's.

@@ -27,7 +27,7 @@ const EXCLUDED: u8 = 1 << 3;
 /// Size of a unit's registers without performance counters, in bytes. (With them it is 512 KiB, by the feature register.)
 const REGISTERS: u64 = 16 << 10;
 
-/// What the table says.
+/// The parsed table.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Ivrs {
     /// The units, each once, by the newest generation of block that can be read. [`unit_of`](Self::unit_of) finds a device's.

@@ -349,7 +349,7 @@ mod model {
         fn write64(&self, _: usize, _: u64) {}
     }
 
-    /// Whichever CPU rings last: the error is acknowledged once, and the unit is told of all commands.
+    /// In each order of the doorbells: the error is acknowledged once, and the last doorbell has all commands.
     #[test]
     fn an_acknowledgement_goes_with_a_doorbell_whichever_cpu_rings() {
         loom::model(|| {

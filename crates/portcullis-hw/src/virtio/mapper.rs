@@ -248,7 +248,7 @@ where
 // (VIRTIO 1.3, section 5.13.6). A piece is sent when nothing else is recorded at its addresses: `enter` has stale pieces there removed
 // first. It leaves the record when the device has unmapped it, or has lost the domain; until then a sync of its addresses unmaps it. That
 // includes one whose map request failed, and nothing is sent while an answer is overdue: so an unmap is never carried out before its map.
-// Kept pieces are reported. 3: a failed map unlinks what it entered.
+// Pieces that stay mapped are reported. 3: a failed map unlinks its entries.
 unsafe impl<H: Host> Mapper for RequestMapper<H>
 where
     H::Registers: NarrowRegisters,

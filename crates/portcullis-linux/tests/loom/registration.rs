@@ -157,7 +157,7 @@ fn reached(cache: &Cache, iova: Iova) -> u64 {
 fn acquire(cache: &Cache, number: u64, keep: Keep) -> Result<Registration, AcquireError> {
     // SAFETY: no memory is behind the fake hardware.
     let held = unsafe { cache.acquire(memory(number), Direction::Bidirectional, keep) }?;
-    // It is reached unless it is forgotten meanwhile; and no other memory ever is.
+    // The IOVA reaches this memory, or nothing if another thread has forgotten it; never other memory.
     let phys = reached(cache, held.iova());
     assert!(phys == 0 || phys == memory(number).phys.get(), "another's memory");
     Ok(held)

@@ -479,7 +479,7 @@ fn what_was_forgotten_while_it_was_acquired_and_is_not_confirmed_says_so() {
             begin.send(()).unwrap();
             seen.lock().unwrap().recv().unwrap();
         }
-        // The forget knows both entries, and unmaps one.
+        // The forget has found both entries, and unmaps one.
         1 => see.send(()).unwrap(),
         // The other is mapped, and unmapped again.
         2 => {

@@ -341,7 +341,7 @@ fn a_unit_that_is_there_twice_is_one() {
     let twice = |first: usize, second: usize| Flaw::Twice { offset: at[second], first: at[first] };
     assert_eq!(flaws, [twice(0, 2), twice(1, 3)]);
     assert!(dmar.unit_of(1, GPU, |_| None).is_some());
-    // It takes all others if either says so.
+    // The merged unit has INCLUDE_PCI_ALL if one of the two has it.
     for others in [[false, true], [true, false]] {
         let (dmar, _) = told(&others.map(|others| unit(others, 0, FIRST, &[scope(1, 0, 0, &[2, 0])])));
         assert_eq!((registers(&dmar), unit_of(&dmar, 9 << 3)), (vec![FIRST], Some(FIRST)), "{others:?}");
