@@ -45,6 +45,8 @@ pub struct Price<'a> {
     pub ns: f64,
     /// The least and the most that it may be.
     pub range_ns: [f64; 2],
+    /// What a mapping of strict-ring waits, if that was replayed.
+    ring_wait_ns: Option<f64>,
     /// Nanoseconds by counts, which are the same each time: what the choice rests on.
     pub counted: Parts,
 }
@@ -77,7 +79,7 @@ impl Price<'_> {
             return self;
         }
         if self.code == Code::Library {
-            self.counted = counted::parts(self.policy, self.cost, kib_ns);
+            self.counted = counted::parts(self.policy, self.cost, kib_ns, self.ring_wait_ns);
         } else {
             self.counted.copy_ns = counted::copies_ns(self.policy, kib_ns).unwrap_or(self.counted.copy_ns);
         }
@@ -122,10 +124,12 @@ impl<'a> Prices<'a> {
     pub fn of(runs: &'a Runs, offer: Offer) -> Self {
         let Report { policies, .. } = &runs.report;
         let kib_ns = runs.calibration.copied_kib_ns();
+        let ring = policies.iter().find(|policy| policy.mode == Mode::StrictRing);
+        let ring_wait_ns = ring.map(|ring| ring.wait_ns_per_op);
         let kernel = (offer == Offer::Module).then(|| Kernel::of(runs)).flatten();
         let price = |(policy, cost): (&'a PolicyReport, &'a Cost)| {
             let of_kernel = kernel.and_then(|kernel| kernel.price(policy, cost, policies));
-            let price = of_kernel.unwrap_or_else(|| of_library(policy, cost, kib_ns));
+            let price = of_kernel.unwrap_or_else(|| of_library(policy, cost, kib_ns, ring_wait_ns));
             if cost.timed { price } else { price.as_counted() }
         };
         Self { all: policies.iter().zip(&runs.costs).map(price).collect(), kernel }
@@ -164,7 +168,12 @@ impl<'a> Prices<'a> {
 }
 
 /// The library's code, whose time was measured.
-fn of_library<'a>(policy: &'a PolicyReport, cost: &'a Cost, kib_ns: f64) -> Price<'a> {
+fn of_library<'a>(
+    policy: &'a PolicyReport,
+    cost: &'a Cost,
+    kib_ns: f64,
+    ring_wait_ns: Option<f64>,
+) -> Price<'a> {
     Price {
         policy,
         cost,
@@ -173,7 +182,8 @@ fn of_library<'a>(policy: &'a PolicyReport, cost: &'a Cost, kib_ns: f64) -> Pric
         instructions: None,
         ns: cost.median_ns,
         range_ns: [cost.least_ns, cost.most_ns],
-        counted: counted::parts(policy, cost, kib_ns),
+        ring_wait_ns,
+        counted: counted::parts(policy, cost, kib_ns, ring_wait_ns),
     }
 }
 
@@ -244,6 +254,7 @@ impl Kernel {
             instructions: Some(instructions),
             ns: code_ns + rest_ns,
             range_ns: [code_ns / APART, code_ns * APART].map(|ns| ns + rest_ns),
+            ring_wait_ns: None,
             counted: Parts {
                 code_ns: instructions * INSTRUCTION_NS,
                 wait_ns: policy.wait_ns_per_op,

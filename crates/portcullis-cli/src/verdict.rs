@@ -471,11 +471,16 @@ fn lazy(choice: Row<'_>, rows: &[Row<'_>], report: &Report) -> Option<String> {
     let name = if of_linux.is_some() { "Linux's lazy" } else { "Lazy" };
     let other = of_linux.unwrap_or(choice);
     let saved = |other: Row<'_>, lazy: Row<'_>| saved(other.mode().name(), other.lost(), lazy.lost());
+    let elsewhere = if choice.own_ns == 1e3 {
+        String::new()
+    } else {
+        let saved = saved(other.at(1e3), lazy.at(1e3));
+        format!("; where 1us of other work comes with each mapping, {saved}")
+    };
     Some(format!(
-        "{name} would save {}; where 1us of other work comes with each mapping, {}. What was unmapped then stays open to its device for up to 10 ms, to read and to write: {open}. \
+        "{name} would save {}{elsewhere}. What was unmapped then stays open to its device for up to 10 ms, to read and to write: {open}. \
          Take it if you need that time and trust these devices, their makers and their firmware; never for what can be plugged in.",
         saved(other, lazy),
-        saved(other.at(1e3), lazy.at(1e3)),
     ))
 }
 

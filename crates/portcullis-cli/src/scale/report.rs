@@ -267,7 +267,7 @@ fn moved(table: &Table) -> Option<String> {
     let all = machine.copies.socket_gb_per_s * f64::from(machine.sockets) * 3.0;
     (moved > all / 2.0).then(|| {
         format!(
-            " Without protection its devices move {} GB/s, of the {} that the memory of {} moves: a real server would have little left for its work.",
+            " Without protection its devices move {} GB/s, of about {} that the memory of {} moves: a real server would have little left for its work.",
             count(moved.round() as u64),
             count(all.round() as u64),
             number_of(machine.sockets.into(), "socket")

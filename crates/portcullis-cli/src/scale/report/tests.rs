@@ -441,7 +441,7 @@ fn the_choice_has_a_border_in_each_thing_that_is_assumed() {
         " A copied KiB is assumed to take 75 ns (68 GB/s a socket; --calibration): from 270 ns (19 GB/s a socket) on, choose strict (95.1 %). ",
         " The choice is the same if instructions of the kernel take half as long (79.0 %) or twice as long (79.7 %) as assumed. ",
         " The choice depends on the number of IOMMUs (2 here; --units): with 13, one for each device, choose strict (70.3 %). `portcullis doctor` says how many a machine has, ",
-        " Without protection its devices move 160 GB/s, of the 204 that the memory of 1 socket moves: ",
+        " Without protection its devices move 160 GB/s, of about 204 that the memory of 1 socket moves: ",
     ] {
         assert!(text.contains(said), "{said}: {text}");
     }
