@@ -5,7 +5,7 @@
 //! With `std` a lock sleeps. Without, it spins, and the embedder decides through
 //! [`Platform::with_cpu`](crate::platform::Platform::with_cpu) whether interrupts are off meanwhile. So every lock of
 //! this crate is taken inside such a call; or in code that no interrupt handler may call (revocations in `percpu`,
-//! visits of flush queues, reclaims of tables, `DeviceTlbs`, `Policies`, and `SharedWaits` for a caller that waits for
+//! visits of flush queues, reclaims of tables, `DeviceTlbs`, and `SharedWaits` for a caller that waits for
 //! others, which a driver keeps handlers away from meanwhile); or while a panic unwinds or a structure is dropped. No
 //! lock is held while hardware works, except for a page table's reclaims and splits: a [`TicketLock`]. This layer uses no
 //! other.

@@ -9,10 +9,8 @@
 
 mod account;
 mod error;
-mod governed;
 mod parts;
 mod pieces;
-mod policies;
 mod policy;
 mod space;
 mod view;
@@ -20,7 +18,6 @@ mod view;
 pub use crate::iova::IovaError;
 pub use error::{MapListError, UnmapError};
 pub use pieces::Pieces;
-pub use policies::Policies;
 pub(crate) use policy::{AtomicPolicy, PolicyWord};
 pub use policy::{Policy, PolicyError};
 pub(crate) use space::{Changing, Ending, Fate, LinkFailed, Tally, last_byte};

@@ -5,14 +5,14 @@ use std::sync::Arc;
 
 use portcullis::addr::Direction;
 use portcullis::dma::{DmaDevice, QueueConfig};
-use portcullis::domain::{Domain, Policies, Policy};
+use portcullis::domain::{Domain, Policy};
 use portcullis::heap::Shared;
 use portcullis_model::{DeviceId, Iommu};
 
 use crate::doubles::Pl;
 use crate::hostile::Hostile;
 use crate::queued::{Nic, nic};
-use crate::run::{DEVICE, LAZY, M, Scenario, WINDOW_NS, Work, World, all};
+use crate::run::{LAZY, M, Scenario, WINDOW_NS, Work, World, all};
 
 /// It comes and goes.
 const GUEST: DeviceId = DeviceId(9);
@@ -73,23 +73,6 @@ fn policy(world: &World) -> Work {
         driver.device.set_policy(Some(LAZY))?;
         driver.is_lazy()?;
         driver.device.set_policy(Some(Policy::Strict))?;
-        driver.is_strict()
-    })
-}
-
-/// The policy of all devices, and of one.
-fn policies(world: &World) -> Work {
-    let driver = Driver::new(world);
-    Box::new(move || {
-        driver.follow();
-        let policies = Policies::new(LAZY);
-        policies.govern(DEVICE, &driver.domain)?;
-        driver.is_lazy()?;
-        policies.set_default(Policy::Strict)?;
-        driver.is_strict()?;
-        policies.except(DEVICE, Some(LAZY))?;
-        driver.is_lazy()?;
-        policies.except(DEVICE, None)?;
         driver.is_strict()
     })
 }
@@ -164,7 +147,6 @@ fn timer(world: &World) -> Work {
 fn changes() {
     all(&[
         Scenario::new("changes: policy", policy),
-        Scenario::new("changes: policies", policies),
         Scenario::new("changes: device TLBs", device_tlbs),
         Scenario::new("changes: device TLBs, lazily", device_tlbs).lazily(),
         Scenario::new("changes: a CPU that goes", cpu_released),

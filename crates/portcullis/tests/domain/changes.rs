@@ -7,9 +7,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use crate::common::{Bench, PAGE};
 use crate::manual::Manual;
 use crate::queued::{direct, end};
-use portcullis::addr::{DeviceId, Direction, Iova, IovaRange, PageSize, PageSizes, PhysAddr};
+use portcullis::addr::{Direction, Iova, IovaRange, PageSize, PageSizes, PhysAddr};
 use portcullis::dma::{CoherentMemory, DmaDevice, RawBatch};
-use portcullis::domain::{Domain, Policies, Policy, PolicyError};
+use portcullis::domain::{Domain, Policy, PolicyError};
 use portcullis::invalidation::{Gather, InvalidationError};
 use portcullis::mapper::{Geometry, Mapper};
 use portcullis::pgtable::{Attributes, MapError, Unmapped};
@@ -19,8 +19,6 @@ use portcullis_model::open::{OpenDevice, Simulated};
 
 const LAZY_FOREVER: Policy = Policy::Lazy { window_ns: u64::MAX / 2 };
 const TIMEOUT: InvalidationError = InvalidationError::TimedOut { waited_ns: 7 };
-const NIC: DeviceId = DeviceId(1);
-const DISK: DeviceId = DeviceId(2);
 
 /// An address that the device reaches although it is unmapped.
 fn stale(bench: &Bench) -> Iova {
@@ -36,10 +34,8 @@ fn stale(bench: &Bench) -> Iova {
 #[test]
 fn a_change_whose_flush_failed_can_be_asked_for_again() {
     let bench = Bench::new(LAZY_FOREVER);
-    let policies = Policies::new(LAZY_FOREVER);
-    policies.govern(NIC, &bench.domain).unwrap();
     let changes: [&dyn Fn() -> Result<(), PolicyError>; 2] =
-        [&|| policies.set_default(Policy::Strict), &|| policies.except(NIC, Some(Policy::Strict))];
+        [&|| bench.domain.set_policy(Policy::Strict), &|| bench.device.set_policy(Some(Policy::Strict))];
     for change in changes {
         let iova = stale(&bench);
         bench.iommu.queue().fail_next(1, TIMEOUT);
@@ -47,40 +43,8 @@ fn a_change_whose_flush_failed_can_be_asked_for_again() {
         assert!(bench.writes(iova), "as the error says");
         change().unwrap();
         assert!(!bench.writes(iova), "nothing was changed, and yet it is promised");
-        policies.set_default(LAZY_FOREVER).unwrap();
+        bench.domain.set_policy(LAZY_FOREVER).unwrap();
     }
-}
-
-#[test]
-fn a_domain_of_several_devices_keeps_to_the_strictest_of_their_policies() {
-    let bench = Bench::new(Policy::Strict);
-    let policies = Policies::new(LAZY_FOREVER);
-    policies.except(NIC, Some(Policy::Strict)).unwrap();
-    policies.govern(NIC, &bench.domain).unwrap();
-    policies.govern(DISK, &bench.domain).unwrap();
-    assert_eq!(bench.domain.policy(), Policy::Strict);
-    policies.set_default(Policy::LAZY).unwrap();
-    assert_eq!(bench.domain.policy(), Policy::Strict);
-    policies.except(NIC, None).unwrap();
-    assert_eq!(bench.domain.policy(), Policy::LAZY);
-    let refused = policies.except(DISK, Some(Policy::Passthrough)).unwrap_err();
-    assert!(matches!(refused, PolicyError::Translation { .. }), "{refused}");
-    assert_eq!(bench.domain.policy(), Policy::LAZY);
-}
-
-#[test]
-fn a_change_leaves_those_alone_that_it_is_not_about() {
-    let (nic, disk) = (Bench::new(LAZY_FOREVER), Bench::new(LAZY_FOREVER));
-    let policies = Policies::new(LAZY_FOREVER);
-    policies.govern(NIC, &nic.domain).unwrap();
-    policies.govern(DISK, &disk.domain).unwrap();
-    let iova = stale(&disk);
-    policies.except(NIC, Some(Policy::Strict)).unwrap();
-    assert_eq!((nic.domain.policy(), disk.domain.policy()), (Policy::Strict, LAZY_FOREVER));
-    assert!(disk.writes(iova));
-    policies.set_default(Policy::LAZY).unwrap();
-    assert_eq!((nic.domain.policy(), disk.domain.policy()), (Policy::Strict, Policy::LAZY));
-    assert!(!disk.writes(iova), "a shorter window is a stricter promise");
 }
 
 /// Translations of pages of 16 KiB that are nowhere, but counted.

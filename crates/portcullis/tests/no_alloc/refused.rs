@@ -19,7 +19,7 @@ use portcullis::addr::{DeviceId, Direction, DmaSegment, DomainId, Iova, IovaRang
 use portcullis::bounce::pool::PoolConfig;
 use portcullis::bounce::swiotlb::{Swiotlb, SwiotlbConfig};
 use portcullis::dma::{BufferList, CoherentMemory, Device, DmaDomain, DmaMask, QueueConfig};
-use portcullis::domain::{Domain, Linked, MapListError, Policies, Policy, Refused};
+use portcullis::domain::{Domain, Linked, MapListError, Policy, Refused};
 use portcullis::invalidation::{Costs, Gather, Invalidation, InvalidationError, InvalidationQueue};
 use portcullis::mapper::TableMapper;
 use portcullis::pgtable::{PageTable, VtdSecondStage};
@@ -224,9 +224,6 @@ impl Life<'_> {
         let device = self.device(policy, not_coherent);
         let device = if trusted { device.trusted() } else { device };
         let space = device.domain().space().clone();
-        let policies = Policies::new(policy);
-        self.step("an exception", || policies.except(CARD, Some(policy)));
-        self.step("a governed domain", || policies.govern(CARD, &space));
         let mut queue = self.step("a queue", || device.queue::<List>(config));
         let ground: &Ground = self.ground;
         let lists = &ground.lists;
@@ -302,8 +299,6 @@ impl Life<'_> {
             self.end("its unmap", space.unmap_strictly(range));
             let other = if policy == Policy::Strict { Policy::LAZY } else { Policy::Strict };
             self.end("another policy", space.set_policy(other));
-            self.step("another policy of all", || policies.set_default(policy));
-            self.step("no exception", || policies.except(CARD, None));
             self.end("a reclaim", space.reclaim());
         }
         self.end("a flush", space.flush());

@@ -20,7 +20,7 @@ use portcullis::dma::{
     CoherentMemory, Device, DmaDomain, DmaMapError, DmaMask, DmaOps, DmaUnmapError, DomainBuilder, Ended,
     MapAttributes, OpsConfig, Queue, QueueConfig, UnmapAttributes,
 };
-use portcullis::domain::{Domain, MapListError, Policies, PolicyError, UnmapError};
+use portcullis::domain::{Domain, MapListError, PolicyError, UnmapError};
 use portcullis::heap::{OutOfMemory, Shared, Weak};
 use portcullis::invalidation::{Gather, Invalidation, InvalidationError, InvalidationQueue};
 use portcullis::mapper::{Geometry, Mapper, TableMapper};
@@ -216,7 +216,7 @@ macro_rules! calls {
     (@ $machine:ident, $make:expr, $domain:ident, $device:ident, $ops:ident, $queue:ident, $coherent:ident, $trim:ident,
         $map:ident, $map_sg:ident, $unmap:ident, $for_cpu:ident, $for_device:ident, $limits:ident, $config:ident, $usage:ident,
         $queue_map:ident, $queue_unmap:ident, $queue_commit:ident, $queue_sync:ident, $domain_map:ident,
-        $domain_unmap:ident, $flush:ident, $reclaim:ident, $policy:ident, $timer:ident, $released:ident, $stats:ident, $govern:ident,
+        $domain_unmap:ident, $flush:ident, $reclaim:ident, $policy:ident, $timer:ident, $released:ident, $stats:ident,
         $end_queue:ident, $end_ops:ident, $end_device:ident, $end_domain:ident) => {
         #[unsafe(no_mangle)]
         pub fn $domain(cpus: &Cpus) -> Result<DmaDomain<$machine>, SetupError> {
@@ -389,11 +389,6 @@ macro_rules! calls {
         }
 
         #[unsafe(no_mangle)]
-        pub fn $govern(policies: &Policies, domain: &Shared<Domain<<$machine as Machine>::Mapper, Cpus>>) -> bool {
-            policies.govern(DeviceId(1), domain).is_ok()
-        }
-
-        #[unsafe(no_mangle)]
         pub unsafe fn $end_queue(queue: *mut Queue<$machine>) {
             // SAFETY: the caller's promise.
             unsafe { queue.drop_in_place() }
@@ -460,7 +455,6 @@ calls!(
     call_timer_c,
     call_cpu_released_c,
     call_stats_c,
-    call_govern_c,
     call_end_queue_c,
     call_end_ops_c,
     call_end_device_c,
@@ -472,5 +466,5 @@ calls!(
     call_pool_usage_t, call_map_t, call_map_sg_t, call_unmap_t, call_sync_for_cpu_t, call_sync_for_device_t, call_set_limits_t,
     call_set_config_t, call_usage_t, call_queue_map_t, call_queue_unmap_t, call_queue_commit_t, call_queue_sync_t,
     call_domain_map_t, call_domain_unmap_t, call_flush_t, call_reclaim_t, call_set_policy_t, call_timer_t, call_cpu_released_t,
-    call_stats_t, call_govern_t, call_end_queue_t, call_end_ops_t, call_end_device_t, call_end_domain_t
+    call_stats_t, call_end_queue_t, call_end_ops_t, call_end_device_t, call_end_domain_t
 );

@@ -3,7 +3,6 @@
 
 use super::Domain;
 use crate::domain::account::CpuBook;
-use crate::domain::governed::Governed;
 use crate::domain::{AtomicPolicy, Policy, PolicyError};
 use crate::exposure::Exposure;
 use crate::guard::Guard;
@@ -26,20 +25,8 @@ impl<M: Mapper, P: Platform> Domain<M, P> {
         self.change(&self.policy, Some(policy))
     }
 
+    /// Stores `policy` in `place`, and flushes where the stricter promise needs it.
     pub(crate) fn change(&self, place: &AtomicPolicy, policy: Option<Policy>) -> Result<(), PolicyError> {
-        if self.store(place, policy)? { Ok(self.flush()?) } else { Ok(()) }
-    }
-
-    /// Returns an error where mappings of the domain cannot have the policy `new`.
-    pub(crate) fn allows(&self, new: Policy) -> Result<(), PolicyError> {
-        if new.is_translated() == self.translated {
-            return Ok(());
-        }
-        Err(PolicyError::Translation { from: self.policy().name(), to: new.name() })
-    }
-
-    /// The first step of a change, which does not wait. Returns whether a flush must follow for the stricter promise to hold.
-    fn store(&self, place: &AtomicPolicy, policy: Option<Policy>) -> Result<bool, PolicyError> {
         // An exception may always end: the domain's own policy holds again.
         policy.map_or(Ok(()), |new| self.allows(new))?;
         let old = place.swap(policy);
@@ -51,7 +38,15 @@ impl<M: Mapper, P: Platform> Domain<M, P> {
         // The flush waits for exclusive sections first, and a CPU that queues a range reads the policy in its section. So the flush covers
         // ranges that were queued by the old policy, and later ones see the new policy. It runs even if the policy stays the same: another
         // caller may be changing it, or this one may retry after a failure.
-        Ok(self.translated && !new.is_weaker_than(old))
+        if self.translated && !new.is_weaker_than(old) { Ok(self.flush()?) } else { Ok(()) }
+    }
+
+    /// Returns an error where mappings of the domain cannot have the policy `new`.
+    pub(crate) fn allows(&self, new: Policy) -> Result<(), PolicyError> {
+        if new.is_translated() == self.translated {
+            return Ok(());
+        }
+        Err(PolicyError::Translation { from: self.policy().name(), to: new.name() })
     }
 
     /// The exposure that the domain has caused so far.
@@ -124,19 +119,5 @@ impl<M: Mapper, P: Platform> Domain<M, P> {
     #[inline]
     pub(super) fn uncount_neighbours(&self, cpu: Option<&LocalCpu<'_>>, bytes: u64) {
         self.change_neighbours(cpu, bytes.wrapping_neg());
-    }
-}
-
-impl<M: Mapper, P: Platform> Governed for Domain<M, P> {
-    fn may_have(&self, policy: Policy) -> Result<(), PolicyError> {
-        self.allows(policy)
-    }
-
-    fn store_policy(&self, policy: Policy) -> Result<bool, PolicyError> {
-        self.store(&self.policy, Some(policy))
-    }
-
-    fn flush_stale(&self) -> Result<(), PolicyError> {
-        Ok(self.flush()?)
     }
 }

@@ -2,7 +2,7 @@
 
 use portcullis::addr::{DeviceId, Iova, IovaRange, Permissions, PhysAddr, PhysSegment};
 use portcullis::dma::{CoherentMemory, DmaDevice, DmaMask, RawBatch};
-use portcullis::domain::{Domain, Policies, Policy, Refused};
+use portcullis::domain::{Domain, Policy, Refused};
 use portcullis::heap::Shared;
 use portcullis::invalidation::Gather;
 use portcullis_model::open::{OpenDevice, OpenDomain, OpenReserved};
@@ -297,28 +297,6 @@ fn policies_that_change() {
         answer([]);
         turn(&mut script.said, &script.world, &device);
         script.world.clock.take(20_000);
-    }
-    script.said.part("for many domains");
-    let policies = Policies::new(Policy::Strict);
-    let _ = script.said.call("govern device 7", || policies.govern(DeviceId(7), &script.space));
-    for (device, policy) in [
-        (Some(7), Some(LAZY)),
-        (Some(8), Some(Policy::LAZY)),
-        (Some(7), None),
-        (None, Some(Policy::Lazy { window_ns: 7 })),
-        (Some(7), Some(Policy::Passthrough)),
-        (None, Some(Policy::Strict)),
-    ] {
-        let space = &script.space;
-        let range = space.open(&script.world.pieces(&[(0, PAGE)]), Permissions::READ, ANYWHERE).unwrap();
-        space.unmap(range).unwrap();
-        let change = || match (device, policy) {
-            (Some(device), policy) => policies.except(DeviceId(device), policy),
-            (None, policy) => policies.set_default(policy.unwrap()),
-        };
-        let _ = script.said.call(format_args!("policy of device {device:?}: {policy:?}"), change);
-        let of = [7, 8, 9].map(|device| policies.policy_for(DeviceId(device)));
-        script.said.note("now", (script.space.policy(), of));
     }
     drop((device, strict));
     script.end("policies");

@@ -11,9 +11,9 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex, OnceLock, Weak};
 use std::time::Duration;
 
-use portcullis::addr::{DeviceId, Direction, DomainId, Iova, PageSize, PhysAddr, PhysSegment};
+use portcullis::addr::{Direction, DomainId, Iova, PageSize, PhysAddr, PhysSegment};
 use portcullis::dma::{Ended, QueueConfig, RawBatch, StrictRing, StrictRingConfig};
-use portcullis::domain::{Policies, Policy};
+use portcullis::domain::Policy;
 use portcullis::heap::{self, OutOfMemory};
 use portcullis::invalidation::{
     Invalidation, InvalidationError, InvalidationQueue, QUEUE_ENTRIES, SharedQueue,
@@ -105,8 +105,6 @@ fn everything<Q: InvalidationQueue>(rig: &Rig<Q>, alone: bool) -> Vec<Step> {
     let (domain, device) = (rig.domain.clone(), rig.device.clone());
     let lazily = device.with_policy(LAZY_FOREVER).unwrap();
     let (other, other_device) = rig.another(9, LAZY_FOREVER);
-    let policies = Arc::new(Policies::new(LAZY_FOREVER));
-    policies.govern(DeviceId(9), &other).unwrap();
     let mut ring = StrictRing::new(&device, StrictRingConfig::new(1024, PAGE, 256)).unwrap();
     let memory = Arc::clone(&rig.memory);
     let map = {
@@ -215,8 +213,7 @@ fn everything<Q: InvalidationQueue>(rig: &Rig<Q>, alone: bool) -> Vec<Step> {
         "change another domain's policy",
         Box::new(move || {
             other.set_policy(Policy::Strict).unwrap();
-            policies.set_default(Policy::Strict).unwrap();
-            policies.set_default(LAZY_FOREVER).unwrap();
+            other.set_policy(LAZY_FOREVER).unwrap();
         }),
     );
     let one = domain.clone();

@@ -8,8 +8,8 @@
 use std::cell::RefCell;
 use std::sync::Arc;
 
-use portcullis::addr::{DeviceId, Direction, Iova, Permissions};
-use portcullis::domain::{Policies, Policy, PolicyError};
+use portcullis::addr::{Direction, Iova, Permissions};
+use portcullis::domain::{Policy, PolicyError};
 use portcullis::heap::Shared;
 use portcullis::invalidation::InvalidationError;
 use portcullis_model::Queue;
@@ -49,13 +49,12 @@ type Rig = rig::Rig<Turns, Hardware>;
 struct Parties {
     domain: Shared<Dom>,
     device: Device,
-    policies: Arc<Policies>,
 }
 
 type Step = fn(&Parties) -> Result<(), PolicyError>;
 
 /// Ways to become strict, and what comes before.
-const CHANGES: [(&str, Step, Step); 5] = [
+const CHANGES: [(&str, Step, Step); 3] = [
     ("the domain", |_| Ok(()), |all| all.domain.set_policy(Policy::Strict)),
     ("the device", |_| Ok(()), |all| all.device.set_policy(Some(Policy::Strict))),
     (
@@ -66,8 +65,6 @@ const CHANGES: [(&str, Step, Step); 5] = [
         },
         |all| all.device.set_policy(None),
     ),
-    ("all devices", |_| Ok(()), |all| all.policies.set_default(Policy::Strict)),
-    ("this device of all", |_| Ok(()), |all| all.policies.except(DeviceId(7), Some(Policy::Strict))),
 ];
 
 /// A rig, and a mapping in it that the device has used.
@@ -77,9 +74,7 @@ fn setting(before: Step) -> (Rig, Parties, Iova) {
         hardware.set(pass);
         hardware
     });
-    let policies = Arc::new(Policies::new(LAZY_FOREVER));
-    policies.govern(DeviceId(7), &rig.domain).unwrap();
-    let all = Parties { domain: rig.domain.clone(), device: rig.device.clone(), policies };
+    let all = Parties { domain: rig.domain.clone(), device: rig.device.clone() };
     before(&all).unwrap();
     let iova = rig.device.open_single(page(1).phys, PAGE, Direction::Bidirectional).unwrap();
     assert!(rig.reaches(iova));

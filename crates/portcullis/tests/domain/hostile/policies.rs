@@ -3,8 +3,7 @@
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering, fence};
 
-use portcullis::addr::DeviceId;
-use portcullis::domain::{Policies, Policy};
+use portcullis::domain::Policy;
 use portcullis::heap;
 
 use super::paint::{Paint, Painted};
@@ -51,7 +50,6 @@ pub const BY_DEVICE: usize = 1;
 
 pub struct Changes {
     pub domain: heap::Shared<Dom>,
-    pub policies: Policies,
     own: Policy,
     exception: Option<Policy>,
     /// Changes after which something was closed, and how much that was.
@@ -62,16 +60,12 @@ pub struct Changes {
 /// Whose policy is changed.
 enum Place {
     Domain,
-    All,
-    ThisDevice,
     Device,
 }
 
 impl Changes {
     pub fn new(domain: heap::Shared<Dom>, own: Policy) -> Self {
-        let policies = Policies::new(own);
-        policies.govern(DeviceId(7), &domain).unwrap();
-        Self { domain, policies, own, exception: None, closing: 0, closed: 0 }
+        Self { domain, own, exception: None, closing: 0, closed: 0 }
     }
 
     /// Makes one change, of the place and to the policy that `random` says.
@@ -83,12 +77,7 @@ impl Changes {
             3 => Policy::LAZY,
             _ => Policy::Lazy { window_ns: 1 << 60 },
         };
-        let place = match random / 8 % 6 {
-            0 | 1 => Place::Domain,
-            2 => Place::All,
-            3 => Place::ThisDevice,
-            _ => Place::Device,
-        };
+        let place = if random / 8 % 3 < 2 { Place::Domain } else { Place::Device };
         let exception = (random / 64 % 4 > 1).then_some(policy);
         let old = match place {
             Place::Device => self.exception.unwrap_or(self.own),
@@ -100,8 +89,7 @@ impl Changes {
         }
         let effective = [self.own, self.exception.unwrap_or(self.own)];
         for (group, policy) in groups.iter().zip(effective) {
-            // What is changed in two steps may be weaker in between.
-            if policy != Policy::Strict || matches!(place, Place::All) {
+            if policy != Policy::Strict {
                 group.weaken();
             }
         }
@@ -109,12 +97,6 @@ impl Changes {
         let mut before: Vec<_> = groups.iter().map(take).collect();
         match place {
             Place::Domain => self.domain.set_policy(policy).unwrap(),
-            // What the other of these two has said stays said, so both say it.
-            Place::All => {
-                self.policies.except(DeviceId(7), None).unwrap();
-                self.policies.set_default(policy).unwrap();
-            }
-            Place::ThisDevice => self.policies.except(DeviceId(7), Some(policy)).unwrap(),
             Place::Device => groups[BY_DEVICE].device.set_policy(exception).unwrap(),
         }
         let new = match place {
