@@ -3,8 +3,8 @@
 //! It guarantees that mapped addresses are handed out again only after an invalidation is confirmed that began when their entries
 //! were clear. Callers do their part: each ends its own mappings only, and frees unlinked addresses only after the confirmation.
 //!
-//! Read `policy`, then `space` (the domain), and below it `lifecycle` (tokens), `open` (maps), `endings` (unmaps), `steps` (for
-//! batches and rings) and `live` (changes while I/O runs). It uses `mapper`, `invalidation`, `exposure`, `pgtable`, `iova`,
+//! Read `policy`, then `space` (the domain), and below it `lifecycle` (tokens), `open` (maps), `endings` (unmaps), `deferred` (what waits
+//! for a flush), `flushes`, `steps` (for batches and rings) and `live` (changes while I/O runs). It uses `mapper`, `invalidation`, `exposure`, `pgtable`, `iova`,
 //! `percpu`, `platform` and what is below.
 
 mod account;

@@ -1,8 +1,12 @@
 //! The [`Domain`]: it maps lists of segments, and unmaps ranges by its policy. A list is mapped as a whole or not at all. No other
 //! caller gets a mapped range before an unmap has freed it.
 
+mod addresses;
 mod at_once;
+mod deferred;
 mod endings;
+mod failed;
+mod flushes;
 mod guards;
 mod lifecycle;
 mod live;
@@ -16,24 +20,22 @@ pub use lifecycle::{Linked, Refused, Reserved, Unlinked};
 pub(crate) use steps::Tally;
 
 use alloc::vec::Vec;
-use core::cell::Cell;
 use core::fmt;
 
 use self::at_once::AtOnce;
 use super::account::Books;
-use super::parts::{NoNote, Parts};
+use super::parts::Parts;
 use super::policy::AtomicPolicy;
 use super::{MapListError, Policy};
 use crate::addr::{Iova, IovaRange, PageSize, PhysAddr, PhysSegment};
 use crate::broken::broken;
-use crate::guard::Guard;
 use crate::heap::{Shared, SharedPlace, place_of, write_fields};
-use crate::invalidation::{Flush, FlushQueue, Gather, InvalidationError};
-use crate::iova::{IovaError, IovaSpace, Own, SpaceConfig};
+use crate::invalidation::{FlushQueue, InvalidationError};
+use crate::iova::{IovaError, IovaSpace, SpaceConfig};
 use crate::mapper::Mapper;
 use crate::percpu::{Marks, Turn};
 use crate::pgtable::Attributes;
-use crate::platform::{LocalCpu, Platform, PlatformEvents, events_of};
+use crate::platform::{LocalCpu, Platform, events_of};
 use crate::setup::SetupError;
 use crate::sync::AtomicU64;
 
@@ -304,34 +306,6 @@ impl<M: Mapper, P: Platform> Domain<M, P> {
         is_whole && self.reserved.iter().any(|reserved| reserved.contains_range(range))
     }
 
-    /// Waits until devices reach nothing that was unmapped before the call. [`exposure`](Self::exposure) says how long deferred ranges count.
-    ///
-    /// Costs one barrier of all CPUs ([`Platform::fence_all`]), a wait for the exclusive sections of CPUs that have ever deferred (O(1) each),
-    /// and one domain-wide invalidation. CPUs free their deferred addresses during their next unmaps.
-    ///
-    /// Context: waits for hardware. The caller holds no lock and no CPU.
-    ///
-    /// # Errors
-    /// [`InvalidationError`]: devices may still reach what they could before.
-    pub fn flush(&self) -> Result<(), InvalidationError> {
-        self.finish(self.flush_queue.begin_flush_of_all(&self.platform))
-    }
-
-    /// As [`flush`](Self::flush), but covers only the closed segments of flush queues, and waits for no CPU: for a full queue, and for a
-    /// CPU that is gone.
-    pub(super) fn flush_closed(&self) -> Result<(), InvalidationError> {
-        self.finish(self.flush_queue.begin_flush())
-    }
-
-    // Out of line: its gather takes most of the stack.
-    #[inline(never)]
-    fn finish(&self, flush: Flush) -> Result<(), InvalidationError> {
-        self.mapper.sync(Gather::EVERYTHING)?;
-        self.flush_queue.confirm_flush(flush, self.platform.now_ns());
-        self.platform.with_cpu(|cpu| self.books.of(cpu).add(|book| &book.flushes, 1));
-        Ok(())
-    }
-
     /// Frees empty page tables, for a caller that is short of memory. Returns the freed bytes. `map` does the same before it fails for want of
     /// table memory, unless another reclaim is running.
     ///
@@ -400,140 +374,6 @@ impl<M: Mapper, P: Platform> Domain<M, P> {
     fn rounded(&self, segment: &PhysSegment) -> Option<u64> {
         segment.phys.checked_add(segment.len - 1)?;
         self.granule.round_up(segment.phys.page_offset(self.granule).checked_add(segment.len)?)
-    }
-
-    /// Takes addresses for `len` bytes. Calls `guarded` on the CPU on which they are taken, and returns its result, which guards them from then
-    /// on. Where addresses are exhausted, flushes and takes back all deferred ranges, once.
-    #[inline(always)]
-    fn alloc<T>(
-        &self,
-        len: u64,
-        limit: Iova,
-        guarded: impl Fn(Option<&LocalCpu<'_>>, IovaRange) -> T + Copy,
-    ) -> Result<T, IovaError> {
-        match self.space.alloc_fast(&self.platform, (len, limit), guarded) {
-            Some(taken) => Ok(taken),
-            None => self.alloc_slowly(len, limit, guarded),
-        }
-    }
-
-    #[cold]
-    #[inline(never)]
-    fn alloc_slowly<T>(
-        &self,
-        len: u64,
-        limit: Iova,
-        guarded: impl Fn(Option<&LocalCpu<'_>>, IovaRange) -> T,
-    ) -> Result<T, IovaError> {
-        let alloc = || self.space.alloc_guarded(&self.platform, (len, limit), !self.is_at_once(), &guarded);
-        match alloc() {
-            Err(exhausted @ IovaError::Exhausted { .. }) if self.is_at_once() => {
-                self.want_maintenance();
-                Err(exhausted)
-            }
-            Err(IovaError::Exhausted { .. }) if self.is_pending() && self.flush().is_ok() => {
-                self.reclaim_deferred(None);
-                alloc()
-            }
-            Err(exhausted @ IovaError::Exhausted { .. }) => {
-                self.reclaim_deferred(None);
-                alloc().map_err(|_| exhausted)
-            }
-            result => result,
-        }
-    }
-
-    /// Takes back every range whose flush is confirmed, from all queues or from that of CPU `only`. Each range goes to its owner CPU.
-    fn reclaim_deferred(&self, only: Option<usize>) {
-        self.flush_queue.reclaim(&self.platform, only, |cpu, safe| {
-            self.space.with_own(cpu, |_, own| self.give_back(cpu, own, safe));
-        });
-    }
-
-    fn is_pending(&self) -> bool {
-        self.flush_queue.is_pending(&self.platform)
-    }
-
-    /// Calls `f` with a CPU, if there is one, and with that CPU's cache of addresses in an exclusive section, if it is not revoked.
-    fn with_turn<R>(&self, f: impl FnOnce(Option<&LocalCpu<'_>>, Option<Own<'_>>) -> R) -> R {
-        self.platform.with_cpu(|cpu| self.space.with_own(cpu, |_, own| f(cpu, own)))
-    }
-
-    #[inline]
-    fn give_back(&self, cpu: Option<&LocalCpu<'_>>, own: Option<Own<'_>>, range: IovaRange) {
-        if !own.is_some_and(|own| self.space.put(own, range)) {
-            self.give_back_any(cpu, own, range);
-        }
-    }
-
-    /// The slow path of [`give_back`](Self::give_back), also for a part of a mapping, which is freed with the rest.
-    #[cold]
-    #[inline(never)]
-    fn give_back_any(&self, cpu: Option<&LocalCpu<'_>>, own: Option<Own<'_>>, range: IovaRange) {
-        self.parts.forget(range);
-        if self.space.free_local(own, range) {
-            return;
-        }
-        match self.parts.gone(&self.space, range) {
-            Ok(None) => {}
-            Ok(Some(whole)) if self.space.free_local(own, whole) => {}
-            Ok(Some(whole)) => self.books.of(cpu).add(|book| &book.lost, whole.len()),
-            Err(NoNote) => self.books.of(cpu).add(|book| &book.lost, range.len()),
-        }
-    }
-
-    /// Counts `bytes` of `range` as leaked. If `range` is a mapping, its earlier removed parts leak, too. If the platform panics, all of this is
-    /// counted nevertheless, without a CPU.
-    #[cold]
-    #[inline(never)]
-    pub(crate) fn lose_rest(&self, range: IovaRange, bytes: u64) {
-        self.lose(bytes);
-        if !self.parts.is_empty() {
-            let gone = Cell::new(0);
-            let losing = Guard::new(|| self.lose(gone.get().max(self.parts.forget(range))));
-            self.platform.with_cpu(|_| gone.set(self.parts.forget(range)));
-            losing.done();
-            self.lose(gone.get());
-        }
-    }
-
-    /// Counts leaked addresses. It borrows no CPU, as the platform might panic and replace the caller's own error; it is slower, but rare.
-    #[cold]
-    #[inline(never)]
-    pub(crate) fn lose(&self, bytes: u64) {
-        self.books.of(None).add(|book| &book.lost, bytes);
-    }
-}
-
-impl<M: Mapper, P: Platform> PlatformEvents for Domain<M, P> {
-    fn timer(&self) {
-        if !self.is_due() {
-            return;
-        }
-        let _ = self.maintain();
-        // If the flush fails or panics, devices may still reach what waits. Nobody learns of it here, so the timer tries again.
-        let again = Guard::new(|| self.set_timer(self.retry_ns()));
-        self.flush_queue.end_timers();
-        // The check comes after `end_timers`: what is queued later asks for a timer of its own.
-        if !self.flush_queue.is_pending(&self.platform) {
-            again.done();
-        } else if self.flush().is_ok() {
-            again.done();
-            // CPUs that have stopped deferring stop counting exposure now.
-            self.flush_queue.tell(&self.platform);
-        }
-    }
-
-    fn cpu_released(&self, index: usize) {
-        // If the flush fails, deferred ranges stay out of use until another flush succeeds. A queue that all CPUs share needs nothing: the other
-        // CPUs take its ranges back.
-        if self.flush_queue.has_queue(index) {
-            let due = self.flush_queue.close_of(&self.platform, index);
-            if !due || self.flush_closed().is_ok() {
-                self.reclaim_deferred(Some(index));
-            }
-        }
-        self.space.drain_cpu(&self.platform, index);
     }
 }
 

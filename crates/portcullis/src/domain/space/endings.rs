@@ -1,24 +1,15 @@
 //! Unmaps, by the policy that holds at that moment. Addresses become free only after the hardware has confirmed that devices do not reach
 //! them: a strict unmap waits for that, a lazy one leaves it to a deferred flush.
 
-use core::cell::Cell;
-
 use super::{Changing, Domain};
 use crate::addr::IovaRange;
-use crate::domain::account::CpuBook;
-use crate::domain::{AtomicPolicy, PolicyWord, UnmapError};
-use crate::exposure::Bytes;
-use crate::guard::Guard;
-use crate::invalidation::{Cleared, Gather, InvalidationError, Pushed, Waiting};
+use crate::domain::{AtomicPolicy, UnmapError};
+use crate::invalidation::{Cleared, Gather, InvalidationError, Pushed};
 use crate::iova::Own;
 use crate::mapper::Mapper;
 use crate::percpu::Turn;
 use crate::pgtable::Unmapped;
 use crate::platform::{LocalCpu, Platform};
-use crate::sync::Ordering;
-
-/// Nanoseconds until a failed invalidation is retried: the domain's window, within these limits.
-const RETRY_NS: core::ops::RangeInclusive<u64> = 1_000_000..=10_000_000;
 
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Ending<'a> {
@@ -303,82 +294,6 @@ impl<M: Mapper, P: Platform> Domain<M, P> {
         }
     }
 
-    #[cold]
-    #[inline(never)]
-    fn ended_slowly(&self, range: IovaRange, neighbours: u64) {
-        let changing = self.changing(range);
-        self.with_turn(|cpu, own| {
-            self.count_unmap(self.books.of(cpu), neighbours);
-            self.give_back(cpu, own, changing.done());
-        });
-    }
-
-    #[inline]
-    fn count_unmap(&self, book: CpuBook<'_>, neighbours: u64) {
-        self.change_in(book, neighbours.wrapping_neg());
-        book.add(|book| &book.unmaps, 1);
-    }
-
-    /// Goes on with `pushed`, the result of queueing a cleared range: sets its timer, or, if the queue was full, flushes and queues it again.
-    /// Returns whether the range waits for the next flush.
-    #[inline]
-    fn defer(
-        &self,
-        range: IovaRange,
-        neighbours: u64,
-        mut pushed: Pushed,
-        window: impl Fn() -> Option<u64>,
-    ) -> bool {
-        loop {
-            match pushed {
-                Pushed::Queued => return true,
-                Pushed::QueuedFirst { window_ns } => {
-                    self.set_timer(window_ns);
-                    return true;
-                }
-                Pushed::Full if self.flush_closed().is_ok() => {
-                    pushed = self.push(range, neighbours, &window);
-                }
-                // It cannot wait here, and needs an invalidation of its own.
-                Pushed::Full | Pushed::Refused => return false,
-            }
-        }
-    }
-
-    /// Queues a cleared range for the next flush, and counts it, if it may wait and there is room.
-    #[cold]
-    #[inline(never)]
-    fn push(&self, range: IovaRange, neighbours: u64, window: impl Fn() -> Option<u64>) -> Pushed {
-        let count = |cpu: Option<&LocalCpu<'_>>| self.count_unmap(self.books.of(cpu), neighbours);
-        self.push_any(Cleared { range, neighbours }.waiting(), window, count)
-    }
-
-    /// Queues `waiting`, and calls `count`, if it may wait and there is room. It goes to the CPU's own queue in an exclusive section, or to
-    /// the shared queue.
-    fn push_any(
-        &self,
-        waiting: Waiting,
-        window: impl Fn() -> Option<u64>,
-        count: impl FnOnce(Option<&LocalCpu<'_>>),
-    ) -> Pushed {
-        let clock = || self.platform.now_ns();
-        self.platform.with_cpu(|cpu| {
-            let in_turn = |turn: Option<&Turn<'_>>, own: Option<Own<'_>>| {
-                let (pushed, oldest) = self.flush_queue.push_own(turn?, waiting, &window, clock)?;
-                oldest.into_iter().for_each(|oldest| self.give_back(cpu, own, oldest));
-                Some(pushed)
-            };
-            let pushed = self.space.with_own(cpu, in_turn).unwrap_or_else(|| {
-                let give_back = |oldest| self.space.with_own(cpu, |_, own| self.give_back(cpu, own, oldest));
-                self.flush_queue.push_shared(waiting, &window, clock, give_back)
-            });
-            if pushed.is_queued() {
-                count(cpu);
-            }
-            pushed
-        })
-    }
-
     /// The fast path of [`push`](Self::push), in an exclusive section. `None` where the CPU has no queue now.
     #[inline(always)]
     fn push_fast(
@@ -436,53 +351,14 @@ impl<M: Mapper, P: Platform> Domain<M, P> {
         self.give_back(Some(cpu), Some(own), range);
     }
 
-    /// Ends a range that was not mapped as a whole, or whose invalidation failed.
     #[cold]
     #[inline(never)]
-    fn end_badly(
-        &self,
-        changing: Changing<'_, M, P>,
-        Unmapped { bytes: unmapped, kept, .. }: Unmapped,
-        neighbours: u64,
-        confirmed: Result<(), InvalidationError>,
-    ) -> UnmapError {
-        let range = changing.range();
-        // Reachable bytes are counted before the clock is read again, which may panic.
-        if confirmed.is_err() && unmapped == range.len() {
-            self.quarantine(changing);
-        } else {
-            changing.done();
-            let is_rest = Cell::new(false);
-            // On a panic no CPU is borrowed, as that might panic again.
-            let losing = Guard::new(|| {
-                self.lose(if is_rest.get() {
-                    range.len()
-                } else {
-                    unmapped.saturating_add(self.parts.forget(range))
-                });
-            });
-            if confirmed.is_ok() && kept == 0 && !self.parts.is_empty() {
-                self.platform.with_cpu(|_| is_rest.set(self.parts.was_rest(range, unmapped)));
-            }
-            losing.done();
-            if is_rest.get() {
-                self.take_back(self.changing(range));
-            } else {
-                self.lose_rest(range, unmapped);
-                if confirmed.is_err() {
-                    self.leave_open(unmapped);
-                }
-            }
-        }
-        if unmapped > 0 {
-            // Otherwise another call unmapped all of it, and took them off.
-            self.platform.with_cpu(|cpu| self.uncount_neighbours(cpu, neighbours));
-        }
-        match confirmed {
-            _ if kept > 0 => UnmapError::StillMapped { range, unmapped, kept },
-            Err(error) => UnmapError::Unconfirmed { range, error },
-            Ok(()) => UnmapError::NotMapped { range, unmapped },
-        }
+    fn ended_slowly(&self, range: IovaRange, neighbours: u64) {
+        let changing = self.changing(range);
+        self.with_turn(|cpu, own| {
+            self.count_unmap(self.books.of(cpu), neighbours);
+            self.give_back(cpu, own, changing.done());
+        });
     }
 
     /// The range to remove for `range`; of a mapper that removes mappings as a whole, the whole mapping.
@@ -495,80 +371,5 @@ impl<M: Mapper, P: Platform> Domain<M, P> {
         }
         let removed = self.platform.with_cpu(|_| self.parts.unwant(&self.space, range));
         removed.ok_or(UnmapError::StillMapped { range, unmapped: 0, kept: range.len() })
-    }
-
-    /// Holds a cleared range that may still be reached until a later flush is confirmed. The domain retries that flush.
-    pub(crate) fn quarantine(&self, changing: Changing<'_, M, P>) {
-        self.await_flush(changing.range().len(), Some(changing));
-    }
-
-    /// As [`quarantine`](Self::quarantine), for `bytes` that were cleared and whose addresses leak.
-    #[cold]
-    pub(crate) fn leave_open(&self, bytes: u64) {
-        self.await_flush(bytes, None);
-    }
-
-    fn await_flush(&self, used: u64, changing: Option<Changing<'_, M, P>>) {
-        let untimed = self.untimed();
-        let bytes = Bytes { used, neighbour: 0 };
-        let waiting = Waiting { range: changing.as_ref().map(Changing::range), bytes };
-        // If the queue is full, or the clock panics, the addresses leak.
-        let done = |_: Option<&LocalCpu<'_>>| {
-            changing.map(Changing::done);
-        };
-        let pushed = self.push_any(waiting, || Some(self.retry_ns()), done);
-        if let Pushed::QueuedFirst { window_ns } = pushed {
-            self.set_timer(window_ns);
-        }
-        untimed.done();
-    }
-
-    /// The nanoseconds for which a mapping that ends now may wait, by its own policy or the domain's; `None` where it must not wait.
-    #[inline]
-    fn window_by(&self, exception: Option<&AtomicPolicy>) -> Option<u64> {
-        exception.map_or(PolicyWord::NONE, AtomicPolicy::word).or(self.policy.word()).window()
-    }
-
-    pub(super) fn retry_ns(&self) -> u64 {
-        let (least, most) = RETRY_NS.into_inner();
-        self.window_by(None).unwrap_or(most).clamp(least, most)
-    }
-
-    /// Has the platform call [`timer`](crate::platform::PlatformEvents::timer) when a window that begins now ends. If the platform panics, the
-    /// next range that is queued asks again.
-    pub(super) fn set_timer(&self, window_ns: u64) {
-        let untimed = self.untimed();
-        let due_ns = self.platform.now_ns().saturating_add(window_ns).min(u64::MAX - 1);
-        // Release: the timer that takes this time sees what was queued before.
-        self.due_ns.fetch_min(due_ns, Ordering::Release);
-        self.platform.wake_at(due_ns);
-        untimed.done();
-    }
-
-    #[cold]
-    #[inline(never)]
-    pub(super) fn lose_timer(&self) {
-        self.flush_queue.end_timers();
-    }
-
-    /// Whether a window of this domain has ended. The platform calls every domain when the earliest window of any ends; a domain that is early
-    /// asks again.
-    pub(super) fn is_due(&self) -> bool {
-        let due_ns = self.due_ns.load(Ordering::Relaxed);
-        if due_ns == u64::MAX {
-            return false;
-        }
-        let untimed = self.untimed();
-        let is_early = self.platform.now_ns() < due_ns;
-        if is_early {
-            self.platform.wake_at(due_ns);
-        }
-        untimed.done();
-        if is_early {
-            return false;
-        }
-        // Acquire. The swap may drop a later time, but its caller has queued its range by now, and the timer's check of the queues sees that.
-        self.due_ns.swap(u64::MAX, Ordering::Acquire);
-        true
     }
 }

@@ -21,14 +21,13 @@
 
 use core::fmt;
 
-use super::guards::Unsure;
 use super::{Changing, Domain};
 use crate::addr::{Iova, IovaRange, PhysSegment};
 use crate::domain::{MapListError, Pieces};
 use crate::invalidation::{Gather, InvalidationError};
 use crate::iova::IovaError;
 use crate::mapper::Mapper;
-use crate::pgtable::{Attributes, MapError, Unmapped};
+use crate::pgtable::{Attributes, Unmapped};
 use crate::platform::Platform;
 
 #[derive(Debug, Clone, Copy)]
@@ -173,71 +172,6 @@ impl<M: Mapper, P: Platform> Domain<M, P> {
     /// [`InvalidationError`]: devices may still reach it.
     pub fn confirm(&self, gather: &Gather) -> Result<(), InvalidationError> {
         self.mapper.sync(gather)
-    }
-
-    /// Maps the pages of a checked `list` to `range`, which the caller owns. Does not count the map. Entries that were undone without a
-    /// confirmation are added to `unconfirmed`, which a caller passes if it goes on to confirm it.
-    ///
-    /// # Safety
-    /// As for [`map`](Self::map), clauses 1 to 3; the mapping lasts until its [unlink](Self::unlink) is [confirmed](Self::confirm).
-    // Out of line: its gather takes much of the stack.
-    #[inline(never)]
-    pub(crate) unsafe fn link(
-        &self,
-        range: IovaRange,
-        list: &[PhysSegment],
-        attributes: Attributes,
-        unconfirmed: Option<&mut Gather>,
-    ) -> Result<(), LinkFailed> {
-        // SAFETY: clauses 1 to 3 are the caller's.
-        unsafe { self.link_here(range, list, attributes, unconfirmed) }
-    }
-
-    /// As [`link`](Self::link), in the caller's frame.
-    ///
-    /// # Safety
-    /// As for [`link`](Self::link).
-    #[inline(always)]
-    pub(crate) unsafe fn link_here(
-        &self,
-        range: IovaRange,
-        list: &[PhysSegment],
-        attributes: Attributes,
-        unconfirmed: Option<&mut Gather>,
-    ) -> Result<(), LinkFailed> {
-        let (mut unsure, mut gather) = (unconfirmed.map(Unsure), Gather::new());
-        // SAFETY: clauses 1 to 3 are the caller's; after an error `link_failed` syncs, or says `Unconfirmed`.
-        let entered = unsafe { self.enter(range, list, attributes, &mut gather) };
-        let linked = entered.map_err(|error| {
-            let unconfirmed = unsure.as_mut().map(|unsure| &mut *unsure.0);
-            self.link_failed(error, &gather, unconfirmed)
-        });
-        if let Some(unsure) = unsure {
-            unsure.done();
-        }
-        linked
-    }
-
-    #[cold]
-    #[inline(never)]
-    pub(super) fn link_failed(
-        &self,
-        why: MapError,
-        gather: &Gather,
-        unconfirmed: Option<&mut Gather>,
-    ) -> LinkFailed {
-        let occupied = matches!(why, MapError::AlreadyMapped { .. });
-        // A device may have used and cached entries that were there for a moment.
-        let (error, reachable) = match self.mapper.sync(gather) {
-            Ok(()) => (why.into(), false),
-            Err(error) => {
-                if let Some(unconfirmed) = unconfirmed {
-                    unconfirmed.merge(gather);
-                }
-                (MapListError::Unconfirmed { error }, true)
-            }
-        };
-        LinkFailed { error, remains: Remains { reachable, occupied } }
     }
 }
 

@@ -4,9 +4,11 @@
 use alloc::vec::Vec;
 
 use super::guards::Unsure;
+use super::lifecycle::{LinkFailed, Remains};
 use super::{Changing, Domain};
 use crate::addr::{IovaRange, PhysAddr, PhysSegment};
 use crate::broken::broken;
+use crate::domain::MapListError;
 use crate::invalidation::{Gather, SLICE};
 use crate::iova::{ArenaError, Own, ReleaseError, RingArena, RingConfig};
 use crate::mapper::Mapper;
@@ -127,6 +129,71 @@ impl<M: Mapper, P: Platform> Domain<M, P> {
         }
         // SAFETY: clauses 1 to 3 are the caller's.
         unsafe { self.enter_once(range, list, attributes, gather) }
+    }
+
+    /// Maps the pages of a checked `list` to `range`, which the caller owns. Does not count the map. Entries that were undone without a
+    /// confirmation are added to `unconfirmed`, which a caller passes if it goes on to confirm it.
+    ///
+    /// # Safety
+    /// As for [`map`](Self::map), clauses 1 to 3; the mapping lasts until its [unlink](Self::unlink) is [confirmed](Self::confirm).
+    // Out of line: its gather takes much of the stack.
+    #[inline(never)]
+    pub(crate) unsafe fn link(
+        &self,
+        range: IovaRange,
+        list: &[PhysSegment],
+        attributes: Attributes,
+        unconfirmed: Option<&mut Gather>,
+    ) -> Result<(), LinkFailed> {
+        // SAFETY: clauses 1 to 3 are the caller's.
+        unsafe { self.link_here(range, list, attributes, unconfirmed) }
+    }
+
+    /// As [`link`](Self::link), in the caller's frame.
+    ///
+    /// # Safety
+    /// As for [`link`](Self::link).
+    #[inline(always)]
+    pub(crate) unsafe fn link_here(
+        &self,
+        range: IovaRange,
+        list: &[PhysSegment],
+        attributes: Attributes,
+        unconfirmed: Option<&mut Gather>,
+    ) -> Result<(), LinkFailed> {
+        let (mut unsure, mut gather) = (unconfirmed.map(Unsure), Gather::new());
+        // SAFETY: clauses 1 to 3 are the caller's; after an error `link_failed` syncs, or says `Unconfirmed`.
+        let entered = unsafe { self.enter(range, list, attributes, &mut gather) };
+        let linked = entered.map_err(|error| {
+            let unconfirmed = unsure.as_mut().map(|unsure| &mut *unsure.0);
+            self.link_failed(error, &gather, unconfirmed)
+        });
+        if let Some(unsure) = unsure {
+            unsure.done();
+        }
+        linked
+    }
+
+    #[cold]
+    #[inline(never)]
+    pub(super) fn link_failed(
+        &self,
+        why: MapError,
+        gather: &Gather,
+        unconfirmed: Option<&mut Gather>,
+    ) -> LinkFailed {
+        let occupied = matches!(why, MapError::AlreadyMapped { .. });
+        // A device may have used and cached entries that were there for a moment.
+        let (error, reachable) = match self.mapper.sync(gather) {
+            Ok(()) => (why.into(), false),
+            Err(error) => {
+                if let Some(unconfirmed) = unconfirmed {
+                    unconfirmed.merge(gather);
+                }
+                (MapListError::Unconfirmed { error }, true)
+            }
+        };
+        LinkFailed { error, remains: Remains { reachable, occupied } }
     }
 
     /// Maps the pages at `phys` to `range`, which the caller owns, on the fast path. Where that is not possible, nothing is changed, and the
