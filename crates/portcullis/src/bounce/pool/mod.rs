@@ -58,6 +58,7 @@ mod single;
 mod slot;
 mod slotted;
 mod split;
+mod syncs;
 mod trim;
 mod unlink;
 mod wanted;

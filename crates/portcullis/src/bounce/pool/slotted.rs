@@ -10,7 +10,7 @@ use super::memory::copy_pieces;
 use super::own::Rule;
 use super::slot::{CPU_BYTES, Phase, Pieces, Slot, Terms, Toward};
 use crate::addr::{Direction, Iova, PhysAddr, PhysSegment};
-use crate::bounce::error::{DmaMapError, DmaUnmapError, inside};
+use crate::bounce::error::{DmaMapError, DmaUnmapError};
 use crate::broken::broken;
 use crate::heap::boxed;
 use crate::mapper::Mapper;
@@ -275,71 +275,9 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
         unsafe { self.part(iova, false).and_then(|()| self.unmap_slow(Rule::Strictly, iova, 0)) }
     }
 
-    /// Copies to the original the device's bytes among `len` bytes, from `offset` on, of the mapping at `iova`. For a device that only
-    /// reads, and for a direct mapping, it copies nothing, and costs a fence. Else O(len), and a step for each piece of a list.
-    ///
-    /// Context: allocates nothing, and waits only for the lock of the pool's map.
-    ///
-    /// # Errors
-    /// [`DmaUnmapError`], with nothing copied.
-    ///
-    /// # Safety
-    /// This knows the original by number only. If an open mapping begins at `iova`:
-    ///
-    /// 1. No unmap of the mapping, and no other sync of any of these bytes, runs at the same time.
-    /// 2. Clauses 1 and 3 of its [map](super::BounceDevice::map) hold until this has returned: its original is memory, which only devices and atomic
-    ///    accesses touch.
-    ///
-    /// For an address without a mapping nothing is copied; it is an error, or nothing is done.
-    pub unsafe fn sync_for_cpu(&self, iova: Iova, offset: u64, len: u64) -> Result<(), DmaUnmapError> {
-        fence(Ordering::Acquire);
-        // SAFETY: clauses 1 and 2 are the caller's.
-        unsafe { self.sync(iova, offset, len, Toward::Original) }
-    }
-
-    /// Copies `len` bytes of the original, from `offset` on, to the buffer of the mapping at `iova`. For a device that only writes, and for a direct
-    /// mapping, it copies nothing, and costs a fence. Else as [`sync_for_cpu`](Self::sync_for_cpu).
-    ///
-    /// # Errors
-    /// [`DmaUnmapError`], with nothing copied.
-    ///
-    /// # Safety
-    /// As [`sync_for_cpu`](Self::sync_for_cpu).
-    pub unsafe fn sync_for_device(&self, iova: Iova, offset: u64, len: u64) -> Result<(), DmaUnmapError> {
-        // SAFETY: clauses 1 and 2 are the caller's.
-        let result = unsafe { self.sync(iova, offset, len, Toward::Buffer) };
-        fence(Ordering::Release);
-        result
-    }
-
-    /// # Safety
-    /// As [`sync_for_cpu`](Self::sync_for_cpu).
-    pub(super) unsafe fn sync(
-        &self,
-        iova: Iova,
-        offset: u64,
-        len: u64,
-        into: Toward,
-    ) -> Result<(), DmaUnmapError> {
-        let Some(place) = self.layout.find(iova) else {
-            // SAFETY: clauses 1 and 2 are the caller's.
-            return unsafe { self.sync_own(iova, offset, len, into) };
-        };
-        let (slot, terms, at) = self.lent(place, iova)?;
-        let PhysSegment { phys: origin, len: mapped } = slot.origin();
-        inside(iova, mapped, (offset, len))?;
-        if !terms.copies(into) {
-            return Ok(());
-        }
-        let list = Borrowed { slot, list: take_list(slot, terms, iova)? };
-        // SAFETY: `copy`'s clauses: the original by the caller's clause 2; the buffer is the slot's; no other sync or unmap uses them by clause 1.
-        unsafe { self.copy_slot(at, origin, list.list.as_deref(), (offset, len), into) };
-        Ok(())
-    }
-
     /// The slot whose mapping begins at `iova`, its terms, and the address of its data in the buffer.
     #[inline]
-    fn lent(&self, place: Place, iova: Iova) -> Result<(&Slot, Terms, PhysAddr), DmaUnmapError> {
+    pub(super) fn lent(&self, place: Place, iova: Iova) -> Result<(&Slot, Terms, PhysAddr), DmaUnmapError> {
         let slot = &self.slots[place.index];
         let offset = iova.get() - place.start;
         match (slot.lent(), slot.buffer()) {
@@ -355,7 +293,7 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
     /// # Safety
     /// As [`copy_pieces`].
     #[inline]
-    unsafe fn copy_slot(
+    pub(super) unsafe fn copy_slot(
         &self,
         at: PhysAddr,
         origin: PhysAddr,
@@ -400,14 +338,14 @@ fn park(slot: &Slot, list: &[PhysSegment]) -> Result<(), DmaMapError> {
 
 /// Takes the list of a mapping that has one; the caller puts it back.
 #[inline]
-fn take_list(slot: &Slot, terms: Terms, iova: Iova) -> Result<Option<Box<Pieces>>, DmaUnmapError> {
+pub(super) fn take_list(slot: &Slot, terms: Terms, iova: Iova) -> Result<Option<Box<Pieces>>, DmaUnmapError> {
     if terms.listed { slot.list.take().map(Some).ok_or(DmaUnmapError::Busy { iova }) } else { Ok(None) }
 }
 
 /// The list of a mapping; dropping it puts the list back.
-struct Borrowed<'a> {
-    slot: &'a Slot,
-    list: Option<Box<Pieces>>,
+pub(super) struct Borrowed<'a> {
+    pub slot: &'a Slot,
+    pub list: Option<Box<Pieces>>,
 }
 
 impl Drop for Borrowed<'_> {

@@ -12,9 +12,8 @@ use crate::dma::Machine;
 use crate::dma::adaptive::Half;
 use crate::dma::device::bytes_of;
 use crate::dma::layout::view_apart;
-use crate::domain::{MapListError, Tally, UnmapError};
+use crate::domain::{MapListError, UnmapError};
 use crate::invalidation::InvalidationError;
-use crate::pgtable::Attributes;
 use crate::platform::LocalCpu;
 use crate::sync::Ordering;
 
@@ -100,67 +99,6 @@ impl<X: Machine> DmaOps<X> {
                 view_apart(list, Some(range.start()), self.domain.granule(), out).ok_or(no_room)
             }
         }
-    }
-
-    /// As [`map`](Self::map), at the address `iova`, never copied: for memory that firmware goes on using by its own addresses, and for
-    /// address spaces that others lay out. The addresses are reserved ([`DomainBuilder::reserve`](crate::dma::DomainBuilder::reserve),
-    /// [`Geometry::reserved`](crate::mapper::Geometry)), and `iova` has the same offset in its granule as `phys`. The mapping ends strictly
-    /// whatever the policy, and its addresses stay reserved.
-    ///
-    /// Context: any. May allocate, and wait for hardware.
-    ///
-    /// # Errors
-    /// As [`map`](Self::map); and [`DmaMapError::Address`] for other addresses.
-    ///
-    /// # Safety
-    /// As [`map`](Self::map), clauses 1 to 3.
-    pub unsafe fn map_at(
-        &self,
-        iova: Iova,
-        (phys, len): (PhysAddr, u64),
-        direction: Direction,
-        attributes: MapAttributes,
-    ) -> Result<(), DmaMapError> {
-        // SAFETY: clauses 1 to 3 are the caller's.
-        let opened = unsafe { self.open_at(iova, PhysSegment { phys, len }, attributes.of(direction)) };
-        match opened {
-            Ok(entry) => {
-                let bytes = (entry.used(), entry.neighbours);
-                self.count(|counts, alone| counts.opened(alone, bytes));
-                Ok(())
-            }
-            Err(error) => {
-                self.count_error();
-                Err(error)
-            }
-        }
-    }
-
-    /// # Safety
-    /// As [`map`](Self::map).
-    unsafe fn open_at(&self, iova: Iova, piece: PhysSegment, how: Attributes) -> Result<Entry, DmaMapError> {
-        let (granule, domain) = (self.domain.granule(), &self.domain);
-        let PhysSegment { phys, len } = piece;
-        domain.pages_of(&[piece])?;
-        let range = IovaRange::of_pages(iova, len, granule).filter(|range| {
-            let fits = iova.page_offset(granule) == phys.page_offset(granule);
-            fits && domain.is_reserved(*range) && range.last().get() <= self.mask.load(Ordering::Relaxed)
-        });
-        let range = range.ok_or(DmaMapError::Address { iova })?;
-        let neighbours = range.len() - len;
-        // SAFETY: `Domain::map`'s clauses are the caller's clause 2; the addresses are reserved, so the domain maps nothing else there.
-        let linked = unsafe { domain.link(range, &[piece], how, None) };
-        linked.map_err(|failed| {
-            if failed.remains.reachable {
-                domain.leave_open(range.len());
-            }
-            DmaMapError::List(failed.error)
-        })?;
-        domain.settle(Tally { maps: 1, ..Tally::default() });
-        domain.count_neighbours(neighbours.cast_signed());
-        let entry = Entry { iova, len, range, neighbours, lasting: true, fixed: true };
-        let noted = self.book.note(entry);
-        noted.map(|()| entry).map_err(|why| undone(self.close(entry, |_| ()), self.book.error(why, len)))
     }
 
     /// Makes a mapping of a list of `len` bytes, by either way. `ONE` piece has code of its own for the way to the domain.
@@ -423,7 +361,7 @@ impl<X: Machine> DmaOps<X> {
     }
 }
 
-fn undone(ended: Result<(), UnmapError>, error: DmaMapError) -> DmaMapError {
+pub(super) fn undone(ended: Result<(), UnmapError>, error: DmaMapError) -> DmaMapError {
     match ended {
         Err(UnmapError::Unconfirmed { error, .. }) => MapListError::Unconfirmed { error }.into(),
         Err(UnmapError::StillMapped { kept, .. }) => {

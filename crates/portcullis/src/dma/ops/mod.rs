@@ -37,6 +37,7 @@ mod book;
 mod choice;
 mod config;
 mod ends;
+mod fixed;
 mod left;
 mod maps;
 mod words;

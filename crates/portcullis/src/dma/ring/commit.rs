@@ -1,7 +1,8 @@
 //! Commits: the unmapped descriptors of a batch end together. Their addresses are free again only after the hardware has confirmed that no device
 //! reaches them.
 
-use super::{StrictRing, hold};
+use super::StrictRing;
+use super::unmaps::hold;
 use crate::addr::IovaRange;
 use crate::bounce::error::{DmaMapError, DmaUnmapError};
 use crate::dma::told::Told;

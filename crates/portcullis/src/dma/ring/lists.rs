@@ -1,6 +1,7 @@
 //! A ring's map of a list: in one exclusive section of the CPU on the fast path, else in several.
 
-use super::{StrictRing, Torn, no_addresses};
+use super::unmaps::Torn;
+use super::{StrictRing, no_addresses};
 use crate::addr::{Direction, DmaSegment, Iova, IovaRange, PhysSegment};
 use crate::bounce::error::DmaMapError;
 use crate::broken::broken;

@@ -4,13 +4,14 @@
 mod commit;
 mod error;
 mod lists;
+mod unmaps;
 
 use alloc::vec::Vec;
 use core::num::NonZeroU64;
 
 use super::mapping::number;
 use super::told::Told;
-use super::{DmaDevice, Ended, MOST_IN_BATCH, NotUnmapped, RawMapping};
+use super::{DmaDevice, MOST_IN_BATCH, RawMapping};
 use crate::addr::{Direction, DmaSegment, Iova, IovaRange, PhysSegment};
 use crate::bounce::error::DmaMapError;
 use crate::domain::Tally;
@@ -22,6 +23,7 @@ use crate::platform::Platform;
 use crate::setup::SetupError;
 
 use self::error::{no_addresses, no_ring};
+use self::unmaps::Torn;
 
 /// The configuration of a [`StrictRing`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -178,7 +180,7 @@ impl<M: Mapper, P: Platform> StrictRing<M, P> {
     ///
     /// # Safety
     /// 1. As for [`Domain::map`](crate::domain::Domain::map), clauses 1 and 2. The mapping lasts until a commit has returned `Ok` after the
-    ///    unmap: the descriptor's own ([`Ended::Flushed`]) or another.
+    ///    unmap: the descriptor's own ([`Ended::Flushed`](crate::dma::Ended::Flushed)) or another.
     /// 2. After [`MapListError::Unconfirmed`](crate::domain::MapListError::Unconfirmed), clause 1 holds until a commit has returned `Ok`.
     #[inline(always)]
     pub unsafe fn map_sg(
@@ -263,90 +265,6 @@ impl<M: Mapper, P: Platform> StrictRing<M, P> {
         Some(range)
     }
 
-    /// Ends a descriptor's mapping. The last of a batch commits it, and so waits for the hardware once, for all of them; any other takes O(1).
-    ///
-    /// If a whole batch waits already, as its commit failed, this commits it first. The descriptor is then the first of the next batch,
-    /// whose commit reports both: until then all of them are [waiting](Self::waiting).
-    ///
-    /// Context: waits for hardware when a batch is complete. Allocates nothing. The caller holds no lock and no CPU.
-    ///
-    /// # Errors
-    /// [`NotUnmapped`]: unconfirmed descriptors go on waiting. The descriptor comes back unchanged in two cases: it is another ring's; or a whole
-    /// batch waits, because its commit failed, and has now failed again.
-    #[inline(always)]
-    pub fn unmap(&mut self, mapping: RawMapping) -> Result<Ended<(), ()>, NotUnmapped<RawMapping>> {
-        // Word by word, as in `map_sg`.
-        let RawMapping { iova, word, tag } = mapping;
-        let mapping = RawMapping { iova, word, tag };
-        if let Some(range) = mapping.pages(self.device.domain().granule())
-            && tag == self.number
-            && self.unmapped + 1 < self.batch
-        {
-            self.wait_for_batch(range, mapping.beside());
-            return Ok(Ended::Pending);
-        }
-        self.unmap_last(iova, word, tag)
-    }
-
-    #[inline(never)]
-    pub(super) fn wait_for_batch(&mut self, range: IovaRange, neighbours: u64) {
-        match self.waiting.last_mut().and_then(|run| Some((run.joined(range)?, run))) {
-            Some((joined, run)) => *run = joined,
-            None => self.waiting.push(range),
-        }
-        self.closing += neighbours;
-        self.unmapped += 1;
-    }
-
-    /// The slow path of [`unmap`](Self::unmap), for a descriptor that may be the last of its batch, or another ring's.
-    #[inline(never)]
-    fn unmap_last(
-        &mut self,
-        iova: Iova,
-        word: u64,
-        tag: u64,
-    ) -> Result<Ended<(), ()>, NotUnmapped<RawMapping>> {
-        let mapping = RawMapping { iova, word, tag };
-        if tag != self.number {
-            return Err(NotUnmapped::foreign(mapping));
-        }
-        match mapping.pages(self.device.domain().granule()) {
-            Some(range) => {
-                if self.unmapped >= self.batch
-                    && let Err(error) = self.commit_before(range)
-                {
-                    return Err(NotUnmapped::of_commit(Some(mapping), error));
-                }
-                self.wait_for_batch(range, mapping.beside());
-            }
-            None => self.unmapped += 1,
-        }
-        if self.unmapped < self.batch {
-            return Ok(Ended::Pending);
-        }
-        match self.commit() {
-            Ok(_) => Ok(Ended::Flushed(())),
-            Err(error) => Err(NotUnmapped::of_commit(None, error)),
-        }
-    }
-
-    /// Counts a map of `range`. The domain gets the counts with the next commit, or when there are as many as a batch.
-    #[inline]
-    fn count(&mut self, range: IovaRange, neighbours: u64) {
-        let torn = Torn { waiting: &mut self.waiting, range };
-        self.tally.maps += 1;
-        if neighbours > 0 {
-            if self.tally.opened == 0 {
-                self.tally.since_ns = self.device.domain().now_ns();
-            }
-            self.tally.opened += neighbours;
-        }
-        if self.tally.maps >= self.batch as u64 {
-            self.device.domain().settle(core::mem::take(&mut self.tally));
-        }
-        torn.done();
-    }
-
     /// The descriptors that are unmapped and wait for a commit, including ones that a commit has ended and could not report (see
     /// [`unmap`](Self::unmap)).
     #[inline]
@@ -388,35 +306,5 @@ impl<M: Mapper, P: Platform> Drop for StrictRing<M, P> {
         if device.domain().release_ring(arena).is_err() {
             device.domain().lose(bytes);
         }
-    }
-}
-
-/// Guards a reservation during its map or accounting. Dropped, as a call below panics and the translations are unknown, it has the next commit clear
-/// and release the range.
-struct Torn<'a> {
-    waiting: &'a mut Vec<IovaRange>,
-    range: IovaRange,
-}
-
-impl Torn<'_> {
-    #[inline]
-    fn done(self) {
-        core::mem::forget(self);
-    }
-}
-
-impl Drop for Torn<'_> {
-    #[cold]
-    fn drop(&mut self) {
-        hold(self.waiting, self.range);
-    }
-}
-
-/// Has `range` wait for the next commit, beside a batch. Without memory for that it stays reserved, with unknown translations after a panic.
-#[cold]
-pub(super) fn hold(waiting: &mut Vec<IovaRange>, range: IovaRange) {
-    // Leaves as much room as before, whatever the ring's batch.
-    if waiting.try_reserve(MOST_IN_BATCH + 2).is_ok() {
-        waiting.push(range);
     }
 }

@@ -34,15 +34,16 @@
 //! between the two steps on both sides, one of them sees the other.
 
 mod account;
+mod flushes;
 mod ring;
+mod visits;
 
 use core::mem::MaybeUninit;
 
 use crate::addr::IovaRange;
-use crate::exposure::{ByteTime, Bytes};
+use crate::exposure::Bytes;
 use crate::heap::{OutOfMemory, Shared, place_of, write_fields};
 use crate::percpu::{CachePadded, Marks, Turn, TurnLocal};
-use crate::platform::{LocalCpu, Platform};
 use crate::sync::{AtomicU64, AtomicUsize, Mutex, Ordering, fence};
 
 use ring::Ring;
@@ -363,138 +364,11 @@ impl FlushQueue {
         ring.confirm(Flush { number, generation }, self.flushes.confirmed_ns.load(Ordering::Relaxed));
     }
 
-    /// Closes the queue of CPU `index`, which is being unplugged: a flush that [begins](Self::begin_flush) later covers all its entries. Returns
-    /// whether anything waits there, so that a flush is due.
-    ///
-    /// Context: one barrier of all CPUs and a wait for that CPU's exclusive section. The caller holds no lock and no CPU.
-    pub fn close_of<P: Platform>(&self, platform: &P, index: usize) -> bool {
-        let mut due = false;
-        self.own.with_others(platform, Some(index), |_, ring| {
-            self.close_segment(ring);
-            self.catch_up(ring);
-            due = ring.waits();
-        });
-        due
-    }
-
-    /// Begins a flush that covers the closed segments. The caller submits a domain-wide invalidation *after* this call. O(1).
-    pub fn begin_flush(&self) -> Flush {
-        self.begin(0)
-    }
-
-    /// Begins a flush-all, which covers all entries that were queued before. The caller submits a domain-wide invalidation *after* this call.
-    ///
-    /// Context: one barrier of all CPUs, and a wait for the exclusive sections of CPUs whose queues are in use; each of these later fetches a few
-    /// cache lines with its next entry. The caller holds no lock and no CPU.
-    pub fn begin_flush_of_all<P: Platform>(&self, platform: &P) -> Flush {
-        let generation = self.announced.generation.fetch_add(1, Ordering::Relaxed) + 1;
-        // Between the generation and the load of which queues are announced.
-        fence(Ordering::SeqCst);
-        self.own.wait_for_first(platform, self.used());
-        // Last: a CPU that is kept out of its own queue uses this one after its section.
-        platform.with_cpu(|_| drop(self.shared.lock()));
-        self.begin(generation)
-    }
-
-    fn begin(&self, generation: u64) -> Flush {
-        let number = self.flushes.begun.fetch_add(1, Ordering::Relaxed) + 1;
-        // Between the number and the invalidation: see the module's documentation.
-        fence(Ordering::SeqCst);
-        Flush { number, generation }
-    }
-
     #[cold]
     fn announce(&self, index: usize) {
         self.announced.queues.fetch_max(index.saturating_add(1), Ordering::Relaxed);
         // Between the announcement and the generation.
         fence(Ordering::SeqCst);
-    }
-
-    /// Records that the hardware has confirmed the invalidation of `flush`. A queue learns of it when it closes its next segment (the first entry
-    /// of a new generation closes one), when it is full, or when it is [visited](Self::tell). O(1).
-    pub fn confirm_flush(&self, flush: Flush, now_ns: u64) {
-        self.flushes.confirmed_ns.fetch_max(now_ns, Ordering::Relaxed);
-        // Release: a CPU that acts on these numbers acts after the confirmation.
-        self.flushes.confirmed_generation.fetch_max(flush.generation, Ordering::Release);
-        self.flushes.confirmed.fetch_max(flush.number, Ordering::Release);
-    }
-
-    /// Visits all queues in use, and updates them with the confirmed flushes.
-    ///
-    /// Context: as every visit, one barrier of all CPUs and a wait for the exclusive sections of CPUs whose queues are in use, O(1) for each. The
-    /// caller holds no lock and no CPU.
-    pub fn tell<P: Platform>(&self, platform: &P) {
-        self.visit(platform, |ring| self.catch_up(ring));
-    }
-
-    /// Records that a timer has come, or could not be set: the next entry of each queue asks for another. O(1).
-    pub fn end_timers(&self) {
-        self.announced.timers_ended.fetch_add(1, Ordering::Relaxed);
-        // Release: a CPU that sees the new generation with its next entry sees that timers have ended. (It also closes its segment. No flush has
-        // this generation, so none is confirmed by it.)
-        self.announced.generation.fetch_add(1, Ordering::Release);
-    }
-
-    /// Whether any entry waits for a flush. A visit: see [`tell`](Self::tell).
-    pub fn is_pending<P: Platform>(&self, platform: &P) -> bool {
-        let mut pending = false;
-        self.visit(platform, |ring| {
-            self.catch_up(ring);
-            pending |= ring.waits();
-        });
-        pending
-    }
-
-    /// Takes all safe entries out of the queues, or out of the queue of CPU `only`, and passes their addresses to `reclaim`, in slices of 64
-    /// entries with a CPU lent for each. Meanwhile CPUs are kept out of their own queues; the shared queue is locked for each slice.
-    ///
-    /// For exhausted address spaces, and for CPUs that are gone. A visit: see [`tell`](Self::tell).
-    pub fn reclaim<P: Platform>(
-        &self,
-        platform: &P,
-        only: Option<usize>,
-        mut reclaim: impl FnMut(Option<&LocalCpu<'_>>, IovaRange),
-    ) {
-        let own = |_, ring: &Ring| {
-            self.catch_up(ring);
-            let mut slice = |cpu: Option<&LocalCpu<'_>>| Self::pop_slice(ring, |range| reclaim(cpu, range));
-            while platform.with_cpu(&mut slice) {}
-        };
-        match only {
-            Some(_) => return self.own.with_others(platform, only, own),
-            None => self.own.with_first(platform, self.used(), own),
-        }
-        let mut slice = |cpu: Option<&LocalCpu<'_>>| {
-            let ring = self.shared.lock();
-            self.catch_up(&ring);
-            Self::pop_slice(&ring, |range| reclaim(cpu, range))
-        };
-        while platform.with_cpu(&mut slice) {}
-    }
-
-    fn pop_slice(ring: &Ring, mut reclaim: impl FnMut(IovaRange)) -> bool {
-        (0..SLICE).all(|_| ring.pop().map(|range| range.into_iter().for_each(&mut reclaim)).is_some())
-    }
-
-    /// Byte-nanoseconds of all entries up to `now_ns`, and the longest wait. A visit: see [`tell`](Self::tell).
-    pub(crate) fn exposure<P: Platform>(&self, platform: &P, now_ns: u64) -> (ByteTime, u64) {
-        let mut sum = (ByteTime::default(), 0);
-        self.visit(platform, |ring| {
-            self.catch_up(ring);
-            let (time, longest_ns) = ring.exposure(now_ns);
-            sum.0 += time;
-            sum.1 = longest_ns.max(sum.1);
-        });
-        sum
-    }
-
-    /// Calls `f` with each queue in use, which nobody else uses meanwhile.
-    fn visit<P: Platform>(&self, platform: &P, mut f: impl FnMut(&Ring)) {
-        // Between the caller's news and the load of which queues are announced.
-        fence(Ordering::SeqCst);
-        self.own.with_first(platform, self.used(), |_, ring| f(ring));
-        // Last: a CPU that was kept out of its own queue has used this one.
-        platform.with_cpu(|_| f(&self.shared.lock()));
     }
 
     /// Whether CPU `index` has a queue of its own.

@@ -6,6 +6,7 @@ use alloc::vec::Vec;
 
 use super::*;
 use crate::addr::Iova;
+use crate::platform::{LocalCpu, Platform};
 use crate::std_platform::StdPlatform;
 
 const WINDOW_NS: u64 = 10;

@@ -2,9 +2,10 @@
 
 use alloc::vec::Vec;
 
-use super::super::remote::{REMOTE_BATCH, REMOTE_BATCH_PAGES};
+use super::super::remote::{REMOTE_BATCH, REMOTE_BATCH_PAGES, Returned};
 use super::*;
 use crate::dice::Dice;
+use crate::percpu::CachePadded;
 
 const PAGES: u64 = 1 << 15;
 /// Orders that the tests use.

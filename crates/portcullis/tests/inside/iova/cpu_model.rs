@@ -6,7 +6,9 @@ use loom::cell::UnsafeCell;
 use loom::sync::Arc;
 use loom::thread;
 
+use super::super::remote::Returned;
 use super::*;
+use crate::percpu::CachePadded;
 
 const PAGES: usize = 4;
 

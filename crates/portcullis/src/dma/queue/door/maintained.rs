@@ -4,7 +4,8 @@ use alloc::sync::Arc;
 use core::any::Any;
 use core::convert::Infallible;
 
-use super::{Device, Pool, check_line};
+use super::device::check_line;
+use super::{Device, Pool};
 use crate::bounce::pool::{BounceDevice, BouncePool, DeviceProfile, PoolConfig, PoolUsage};
 use crate::broken::broken;
 use crate::dma::queue::cleaned::Cleaned;

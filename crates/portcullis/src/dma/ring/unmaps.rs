@@ -1,0 +1,125 @@
+//! Unmaps of descriptors: each waits in a run of neighbours, with its neighbours' bytes, until its batch is committed.
+
+use alloc::vec::Vec;
+
+use super::StrictRing;
+use crate::addr::{Iova, IovaRange};
+use crate::dma::{Ended, MOST_IN_BATCH, NotUnmapped, RawMapping};
+use crate::mapper::Mapper;
+use crate::platform::Platform;
+
+impl<M: Mapper, P: Platform> StrictRing<M, P> {
+    /// Ends a descriptor's mapping. The last of a batch commits it, and so waits for the hardware once, for all of them; any other takes O(1).
+    ///
+    /// If a whole batch waits already, as its commit failed, this commits it first. The descriptor is then the first of the next batch,
+    /// whose commit reports both: until then all of them are [waiting](Self::waiting).
+    ///
+    /// Context: waits for hardware when a batch is complete. Allocates nothing. The caller holds no lock and no CPU.
+    ///
+    /// # Errors
+    /// [`NotUnmapped`]: unconfirmed descriptors go on waiting. The descriptor comes back unchanged in two cases: it is another ring's; or a whole
+    /// batch waits, because its commit failed, and has now failed again.
+    #[inline(always)]
+    pub fn unmap(&mut self, mapping: RawMapping) -> Result<Ended<(), ()>, NotUnmapped<RawMapping>> {
+        // Word by word, as in `map_sg`.
+        let RawMapping { iova, word, tag } = mapping;
+        let mapping = RawMapping { iova, word, tag };
+        if let Some(range) = mapping.pages(self.device.domain().granule())
+            && tag == self.number
+            && self.unmapped + 1 < self.batch
+        {
+            self.wait_for_batch(range, mapping.beside());
+            return Ok(Ended::Pending);
+        }
+        self.unmap_last(iova, word, tag)
+    }
+
+    #[inline(never)]
+    pub(in crate::dma) fn wait_for_batch(&mut self, range: IovaRange, neighbours: u64) {
+        match self.waiting.last_mut().and_then(|run| Some((run.joined(range)?, run))) {
+            Some((joined, run)) => *run = joined,
+            None => self.waiting.push(range),
+        }
+        self.closing += neighbours;
+        self.unmapped += 1;
+    }
+
+    /// The slow path of [`unmap`](Self::unmap), for a descriptor that may be the last of its batch, or another ring's.
+    #[inline(never)]
+    fn unmap_last(
+        &mut self,
+        iova: Iova,
+        word: u64,
+        tag: u64,
+    ) -> Result<Ended<(), ()>, NotUnmapped<RawMapping>> {
+        let mapping = RawMapping { iova, word, tag };
+        if tag != self.number {
+            return Err(NotUnmapped::foreign(mapping));
+        }
+        match mapping.pages(self.device.domain().granule()) {
+            Some(range) => {
+                if self.unmapped >= self.batch
+                    && let Err(error) = self.commit_before(range)
+                {
+                    return Err(NotUnmapped::of_commit(Some(mapping), error));
+                }
+                self.wait_for_batch(range, mapping.beside());
+            }
+            None => self.unmapped += 1,
+        }
+        if self.unmapped < self.batch {
+            return Ok(Ended::Pending);
+        }
+        match self.commit() {
+            Ok(_) => Ok(Ended::Flushed(())),
+            Err(error) => Err(NotUnmapped::of_commit(None, error)),
+        }
+    }
+
+    /// Counts a map of `range`. The domain gets the counts with the next commit, or when there are as many as a batch.
+    #[inline]
+    pub(super) fn count(&mut self, range: IovaRange, neighbours: u64) {
+        let torn = Torn { waiting: &mut self.waiting, range };
+        self.tally.maps += 1;
+        if neighbours > 0 {
+            if self.tally.opened == 0 {
+                self.tally.since_ns = self.device.domain().now_ns();
+            }
+            self.tally.opened += neighbours;
+        }
+        if self.tally.maps >= self.batch as u64 {
+            self.device.domain().settle(core::mem::take(&mut self.tally));
+        }
+        torn.done();
+    }
+}
+
+/// Guards a reservation during its map or accounting. Dropped, as a call below panics and the translations are unknown, it has the next commit clear
+/// and release the range.
+pub(super) struct Torn<'a> {
+    pub waiting: &'a mut Vec<IovaRange>,
+    pub range: IovaRange,
+}
+
+impl Torn<'_> {
+    #[inline]
+    pub fn done(self) {
+        core::mem::forget(self);
+    }
+}
+
+impl Drop for Torn<'_> {
+    #[cold]
+    fn drop(&mut self) {
+        hold(self.waiting, self.range);
+    }
+}
+
+/// Has `range` wait for the next commit, beside a batch. Without memory for that it stays reserved, with unknown translations after a panic.
+#[cold]
+pub(super) fn hold(waiting: &mut Vec<IovaRange>, range: IovaRange) {
+    // Leaves as much room as before, whatever the ring's batch.
+    if waiting.try_reserve(MOST_IN_BATCH + 2).is_ok() {
+        waiting.push(range);
+    }
+}
