@@ -270,14 +270,6 @@ impl Permissions {
     pub const fn allows(self, wanted: Self) -> bool {
         self.0 & wanted.0 == wanted.0
     }
-
-    /// The permissions that both allow; `None` if there are none.
-    pub const fn intersection(self, other: Self) -> Option<Self> {
-        match self.0 & other.0 {
-            0 => None,
-            bits => Some(Self(bits)),
-        }
-    }
 }
 
 impl fmt::Debug for Permissions {
