@@ -11,7 +11,7 @@
 /* Testing: one in this number of the core's allocations fails. Debug kernels have failslab; this works in any. */
 static uint fail_heap;
 module_param(fail_heap, uint, 0644);
-MODULE_PARM_DESC(fail_heap, "testing: of so many blocks of memory that are asked for in maps and unmaps, one is refused; 0: none");
+MODULE_PARM_DESC(fail_heap, "testing: every n-th allocation of a map or an unmap fails; 0: none fails");
 static uint fail_frames;
 module_param(fail_frames, uint, 0644);
 MODULE_PARM_DESC(fail_frames, "testing: the same for pages");
