@@ -211,7 +211,38 @@ pub fn by_copies(
 }
 
 /// One sentence names the choice and its meaning. A second one names each policy of `strict` that does something better.
-pub fn advice<C: Candidate>(choice: C, strict: &[C]) -> String {
+pub fn advice<C: Candidate>(choice: C, strict: &[C], offer: Offer) -> String {
+    let name = choice.mode().name();
+    let alone = if strict.len() > 1 { "" } else { ", the only one here that protects" };
+    let module = if is_of_module(choice, offer) {
+        ", by our module, which has run in QEMU alone so far (docs/linux.md)"
+    } else {
+        ""
+    };
+    let chosen = format!("Choose {name} ({}){alone}{module}: {}.", percent(choice.lost()), meaning(choice));
+    let others = others(choice, strict);
+    if others.is_empty() { chosen } else { format!("{chosen} {}.", capital(&others.join("; "))) }
+}
+
+/// What Linux has by itself, if the choice needs our module.
+pub fn without_module<C: Candidate>(choice: C, strict: &[C], offer: Offer) -> Option<String> {
+    let own = strict.iter().find(|row| row.mode() == Mode::Each(Policy::Strict))?;
+    is_of_module(choice, offer).then(|| {
+        format!(
+            "Without the module, the next best is Linux's strict ({}): {}.",
+            percent(own.lost()),
+            meaning(*own)
+        )
+    })
+}
+
+/// Linux's own modes do not copy.
+fn is_of_module<C: Candidate>(choice: C, offer: Offer) -> bool {
+    offer == Offer::Module && choice.mode() == Mode::Bounce
+}
+
+/// What a device reaches, and what it leaves open.
+fn meaning<C: Candidate>(choice: C) -> String {
     let mode = choice.mode();
     let means = match mode {
         Mode::Adaptive => {
@@ -236,11 +267,7 @@ pub fn advice<C: Candidate>(choice: C, strict: &[C]) -> String {
     } else {
         "; what else lies in a buffer's pages is not known".into()
     };
-    let name = mode.name();
-    let alone = if strict.len() > 1 { "" } else { ", the only one here that protects" };
-    let chosen = format!("Choose {name} ({}){alone}: {means}{open}.", percent(choice.lost()));
-    let others = others(choice, strict);
-    if others.is_empty() { chosen } else { format!("{chosen} {}.", capital(&others.join("; "))) }
+    format!("{means}{open}")
 }
 
 /// Each policy of `strict` that does something better than the choice, and its advantage.

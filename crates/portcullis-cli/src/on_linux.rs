@@ -87,14 +87,15 @@ pub fn is_x86(format: &str) -> bool {
 /// The device that commands name.
 #[derive(Debug, Clone, Default)]
 pub struct Place {
-    /// As Linux names it; `None` where there is none on a PCI bus.
+    /// As Linux names it; `None` where there are none on a PCI bus, or several.
     device: Option<String>,
 }
 
 impl Place {
-    /// The first of `devices` that is on a PCI bus.
+    /// The one of `devices` that is on a PCI bus, if there is just one.
     pub fn named(devices: &[String]) -> Self {
-        Self { device: devices.iter().find(|name| is_pci(name)).cloned() }
+        let mut on_pci = devices.iter().filter(|name| is_pci(name));
+        Self { device: on_pci.next().filter(|_| on_pci.next().is_none()).cloned() }
     }
 
     fn device(&self) -> String {
@@ -141,11 +142,11 @@ pub fn of_choice(choice: Option<&str>, offer: Offer, place: &Place) -> Vec<Strin
     let Some(choice) = choice.filter(|_| offer != Offer::Library) else { return Vec::new() };
     let device = place.device();
     let modes = "strict is `iommu.strict=1 iommu.passthrough=0` on the kernel's command line, and lazy `iommu.strict=0 iommu.passthrough=0`";
-    let now = "`portcullis doctor` says what holds now";
+    let now = "`portcullis doctor` says what holds now, and whether the IOMMU is on at all";
     let mut said = Vec::new();
     if choice == Mode::Bounce.name() {
         said.push(format!(
-            "On Linux, bounce is `sudo portcullis protect {device} --policy bounce`, for each device, by our module (docs/linux.md), which has run in QEMU alone so far."
+            "On Linux, bounce is `sudo portcullis protect {device} --policy bounce`, for each device, by our module (docs/linux.md)."
         ));
         said.push(format!("Without the module, {modes}; {now}."));
     } else {
@@ -193,18 +194,18 @@ mod tests {
     }
 
     #[test]
-    fn commands_name_the_first_device_of_a_pci_bus() {
+    fn commands_name_a_device_on_a_pci_bus_that_is_the_only_one() {
         let said = |names: &[&str]| {
             let names: Vec<String> = names.iter().map(ToString::to_string).collect();
             of_choice(Some("bounce"), Offer::Module, &Place::named(&names)).join(" ")
         };
-        let named = said(&["iommu", "0000:02:00.0", "0000:03:00.0"]);
+        let named = said(&["iommu", "0000:02:00.0"]);
         assert!(named.contains("`sudo portcullis protect 0000:02:00.0 --policy bounce`"), "{named}");
         assert!(named.contains("/sys/bus/pci/devices/0000:02:00.0/iommu_group/type`"), "{named}");
-        assert!(
-            said(&["iommu", "a:b:c.d.e", "0000:00:.0", "../../x"])
-                .contains(" protect DEVICE --policy bounce")
-        );
+        for none in [&["iommu", "a:b:c.d.e", "0000:00:.0", "../../x"][..], &["0000:02:00.0", "0000:03:00.0"]]
+        {
+            assert!(said(none).contains(" protect DEVICE --policy bounce"), "{none:?}");
+        }
     }
 
     #[test]

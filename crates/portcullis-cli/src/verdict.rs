@@ -6,7 +6,7 @@ use portcullis_trace::replay::{Mode, PolicyReport, Report, Work};
 
 use crate::choice::{
     Besides, Candidate, OTHER_KERNEL, OTHER_WAITS, SMALL, advice, by_copies, by_other, capital, choose,
-    no_copies, range, tied, too_little,
+    no_copies, range, tied, too_little, without_module,
 };
 use crate::look::{bytes, count, number_of, percent, short_time};
 use crate::on_linux::{self, Offer, Place};
@@ -165,10 +165,11 @@ impl<'a> Verdict<'a> {
         sentences.extend(too_few(&runs.costs, operations));
         sentences.extend(missing(runs, &strict));
         sentences.push(scope(&rows, offer));
-        sentences.extend(choice.map(|choice| advice(choice, &strict)));
+        sentences.extend(choice.map(|choice| advice(choice, &strict, offer)));
         sentences.extend(chosen.and_then(|chosen| chosen.at_the_most(&strict)));
         sentences.extend(chosen.and_then(|chosen| chosen.ties(&strict)));
         sentences.extend(chosen.and_then(|chosen| chosen.as_measured(&strict, runs.report.work)));
+        sentences.extend(choice.and_then(|choice| without_module(choice, &strict, offer)));
         sentences.extend(of_kernel(&rows));
         sentences.extend(choice.and_then(|choice| lazy(choice, &rows, &runs.report)));
         sentences.extend(rates(&strict));
@@ -314,7 +315,7 @@ impl<'a> Chosen<'a> {
         let (last, before) = others.split_last()?;
         let names =
             if before.is_empty() { (*last).to_owned() } else { format!("{} and {last}", before.join(", ")) };
-        Some(format!("Tied with it, within one percentage point of the CPU time: {names}."))
+        Some(format!("By counts it costs the same as {names}, within one percentage point of the CPU time."))
     }
 
     /// What the choice would be by what was measured, if that is another.
@@ -362,10 +363,28 @@ fn parts<'a>(strict: &[Row<'a>]) -> Option<Vec<(f64, Row<'a>)>> {
         let choice = choose(strict.iter().map(|row| row.at(ns)))?;
         match parts.last_mut() {
             Some((from, last)) if last.mode() == choice.mode() => *from = ns,
-            _ => parts.push((ns, choice)),
+            last => {
+                if let Some((from, above)) = last {
+                    *from = border(strict, above.mode(), [ns, *from]);
+                }
+                parts.push((ns, choice));
+            }
         }
     }
     Some(parts)
+}
+
+/// The least other work, in two digits, at which the choice is still `above`, as it is at `most` and not at `least`.
+fn border(strict: &[Row<'_>], above: Mode, [mut least, mut most]: [f64; 2]) -> f64 {
+    let is_above =
+        |ns: f64| choose(strict.iter().map(|row| row.at(ns))).is_some_and(|row| row.mode() == above);
+    least = least.max(1.0);
+    for _ in 0..24 {
+        let middle = (least * most).sqrt();
+        *if is_above(middle) { &mut most } else { &mut least } = middle;
+    }
+    let digit = 10_f64.powf(most.log10().floor() - 1.0);
+    (most / digit).ceil() * digit
 }
 
 /// The same in words.

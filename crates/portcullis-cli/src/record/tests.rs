@@ -15,7 +15,7 @@ use super::session::Session;
 use super::spool::Spool;
 use super::streams::Streams;
 use super::tracefs::{Tracefs, TracingError};
-use super::{CommandError, Recorded, said};
+use super::{CommandError, Recorded, code, said};
 use crate::golden::files::is_golden;
 use crate::sentences::{assert_said, odd, pair};
 
@@ -401,4 +401,12 @@ fn each_error_of_a_recording_says_what_to_do() {
     ];
     let sources = [include_str!("tracefs.rs"), include_str!("mod.rs"), include_str!("../watch/mod.rs")];
     assert_said(&said, &sources);
+}
+
+#[test]
+fn a_command_that_was_recorded_ends_the_recording_with_its_code_as_in_a_shell() {
+    for (script, expected) in [("exit 0", 0), ("exit 3", 3), ("exit 255", 255), ("kill -9 $$", 128 + 9)] {
+        let status = std::process::Command::new("sh").args(["-c", script]).status().unwrap();
+        assert_eq!(code(status), expected, "{script}");
+    }
 }

@@ -375,7 +375,7 @@ fn the_kernel_s_code_takes_its_instructions() {
 fn under_linux_the_verdict_has_the_code_that_would_run() {
     let text = words(&["--cpus", "64"]);
     for said in [
-        "costs this workload 4.2 % (linux-bounce) to 83.9 % (linux-strict) of its throughput on 64 CPUs. Choose bounce (4.2 %): ",
+        "costs this workload 4.2 % (linux-bounce) to 83.9 % (linux-strict) of its throughput on 64 CPUs. Choose bounce (4.2 %), by our module, which has run in QEMU alone so far (docs/linux.md): ",
         "Strict is Linux's own (83.9 %), the row linux-strict (the design vtd-2024): ",
         "With lazy (5.2 %), devices reach",
         "it would cost: the library's strict ",

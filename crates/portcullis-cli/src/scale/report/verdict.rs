@@ -42,7 +42,7 @@ pub fn verdict(table: &Table) -> Vec<String> {
                 besides.takes(&costs)
             ),
         });
-        said.push(advice(choice, &strict));
+        said.push(advice(choice, &strict, table.offer));
         said.extend(short_of(table, choice));
     }
     match (table.strict_of_linux(), table.own) {
