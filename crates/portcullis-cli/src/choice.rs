@@ -37,6 +37,9 @@ pub trait Candidate: Copy {
         true
     }
 
+    /// The same where a recording's CPUs were busy for only [`BUSY`] of the time.
+    fn hardly_busy(self) -> Self;
+
     /// What was measured does not tell which of both costs more.
     fn may_cost_as_much(&self, _other: &Self) -> bool {
         false
@@ -76,6 +79,32 @@ pub fn tied<C: Candidate>(rows: impl Iterator<Item = C> + Clone) -> impl Iterato
 pub fn choose<C: Candidate>(rows: impl Iterator<Item = C> + Clone) -> Option<C> {
     let place = |row: &C| PREFERRED.iter().position(|mode| *mode == row.mode());
     tied(rows).min_by(|a, b| a.open().total_cmp(&b.open()).then(place(a).cmp(&place(b))))
+}
+
+/// A choice is to be right even if a recording's CPUs were busy for only this share of the time. CPUs that idle for longer have time for any policy.
+pub const BUSY: f64 = 0.1;
+
+/// The policy to choose.
+#[derive(Clone, Copy)]
+pub struct Chosen<C> {
+    /// With the figures that were given.
+    pub row: C,
+    /// What would be chosen if as much other work as the recording allows came with each mapping, where that is another policy.
+    pub at_most: Option<C>,
+}
+
+impl<C: Candidate> Chosen<C> {
+    /// Of `strict`, where it is known as `work` says how much other work comes with each mapping. Where only the most that it can be is known,
+    /// the choice has to be right for less, too: down to [`BUSY`] of it.
+    pub fn of(strict: &[C], work: Work) -> Option<Self> {
+        let row = choose(strict.iter().copied())?;
+        if work != Work::Most {
+            return Some(Self { row, at_most: None });
+        }
+        let least = choose(strict.iter().map(|row| row.hardly_busy()))?.mode();
+        let chosen = strict.iter().find(|row| row.mode() == least)?;
+        Some(Self { row: *chosen, at_most: (row.mode() != least).then_some(row) })
+    }
 }
 
 /// The CPU time that comes with each mapping of a recording, besides protection.

@@ -411,6 +411,7 @@ pub fn tables() -> Vec<Table> {
             by_copies: None,
             by_waits: [Vec::new(), Vec::new()],
             unlocked: None,
+            by_itself: Vec::new(),
             offer: Offer::Library,
             own: None,
             told: Told::default(),

@@ -5,8 +5,8 @@ use portcullis::domain::Policy;
 use portcullis_trace::replay::{Mode, PolicyReport, Report, Work};
 
 use crate::choice::{
-    Besides, Candidate, OTHER_KERNEL, OTHER_WAITS, SMALL, advice, by_copies, by_other, capital, choose,
-    no_copies, range, tied, too_little, without_module,
+    BUSY, Besides, Candidate, Chosen, OTHER_KERNEL, OTHER_WAITS, SMALL, advice, by_copies, by_other, capital,
+    choose, no_copies, range, tied, too_little, without_module,
 };
 use crate::look::{bytes, count, number_of, percent, short_time};
 use crate::on_linux::{self, Offer, Place};
@@ -87,6 +87,10 @@ impl Candidate for Row<'_> {
 
     fn open_is_known(&self) -> bool {
         self.known
+    }
+
+    fn hardly_busy(self) -> Self {
+        self.at(self.own_ns * BUSY)
     }
 
     fn may_cost_as_much(&self, other: &Self) -> bool {
@@ -258,32 +262,9 @@ fn costs(strict: &[Row<'_>], besides: Besides) -> Option<String> {
     Some(format!("{clause} protection from devices takes {range} of the CPU time."))
 }
 
-/// The verdict assumes that a recording's CPUs were busy for this share of the time at least. CPUs that idle for longer have time for any policy.
-const BUSY: f64 = 0.1;
-
-/// The policy to choose.
-#[derive(Clone, Copy)]
-struct Chosen<'a> {
-    /// With the report's own figures.
-    row: Row<'a>,
-    /// What would be chosen if as much other work as the recording allows came with each mapping, where that is another policy.
-    at_most: Option<Row<'a>>,
-}
-
-impl<'a> Chosen<'a> {
-    /// Of `strict`, where it is known as `work` says how much other work comes with each mapping. Where only the most that it can be is known,
-    /// the choice has to be right for less, too: down to [`BUSY`] of it. Which policy costs less than which does not depend on the
-    /// work, so what is chosen there costs no more than the choice elsewhere; it may leave more open.
-    fn of(strict: &[Row<'a>], work: Work) -> Option<Self> {
-        let row = choose(strict.iter().copied())?;
-        if work != Work::Most {
-            return Some(Self { row, at_most: None });
-        }
-        let least = choose(strict.iter().map(|row| row.at(row.own_ns * BUSY)))?.mode();
-        let chosen = strict.iter().find(|row| row.mode() == least)?;
-        Some(Self { row: *chosen, at_most: (row.mode() != least).then_some(row) })
-    }
-
+/// Which policy costs less than which does not depend on the other work, so a choice that is right for less of it costs no more than the choice
+/// elsewhere; it may leave more open.
+impl<'a> Chosen<Row<'a>> {
     /// From which rate on another policy would be the choice, which the recording's bound does not tell.
     fn at_the_most(&self, strict: &[Row<'_>]) -> Option<String> {
         let other = self.at_most?;

@@ -14,7 +14,7 @@ use serde::Serialize;
 
 use crate::args::Scale;
 use crate::calibration::Calibration;
-use crate::choice::{Candidate, choose};
+use crate::choice::{Candidate, Chosen};
 use crate::counted::INSTRUCTION_NS;
 use crate::instructions::Instructions;
 use crate::look::{BOLD, COLUMNS, columns, count, number_of, wrap};
@@ -35,12 +35,14 @@ pub struct Row {
     pub share: f64,
     /// The same with the code of Linux or of the module in place of the library's, where that would run.
     pub of_kernel: Option<Box<Row>>,
+    /// The same at [`BUSY`](crate::choice::BUSY) of the work, where only the most that this can be is known.
+    pub hardly_busy: Option<Box<Row>>,
 }
 
 impl Row {
     pub fn new(policy: &'static Policy, outcome: Outcome, all: &Outcome) -> Self {
         let share = if all.per_s > 0.0 { outcome.per_s / all.per_s } else { 0.0 };
-        Self { policy, name: policy.name, outcome, share, of_kernel: None }
+        Self { policy, name: policy.name, outcome, share, of_kernel: None, hardly_busy: None }
     }
 
     /// The row with an estimate of what it comes to with the kernel's code, where an instruction of that takes `instruction_ns`.
@@ -72,7 +74,10 @@ impl Row {
         spent.own_ns += more_ns;
         spent.idle_ns -= spare_ns;
         [per_s, queue_busy, device_busy, copy_busy].into_iter().for_each(|rate| *rate *= slower);
-        Some(Self { policy: self.policy, name, outcome, share: self.share * slower, of_kernel: None })
+        let hardly_busy = self.hardly_busy.as_ref();
+        let hardly_busy = hardly_busy.and_then(|row| row.with_kernel(machine, workload, instruction_ns));
+        let (share, hardly_busy) = (self.share * slower, hardly_busy.map(Box::new));
+        Some(Self { policy: self.policy, name, outcome, share, of_kernel: None, hardly_busy })
     }
 
     /// What takes the most of a request besides the workload's own work and time with nothing to do; nanoseconds.
@@ -119,6 +124,10 @@ impl Candidate for Strict<'_> {
     fn open_is_known(&self) -> bool {
         self.open_is_known
     }
+
+    fn hardly_busy(self) -> Self {
+        Self { row: self.row.hardly_busy.as_deref().unwrap_or(self.row), ..self }
+    }
 }
 
 /// All policies on one machine.
@@ -138,6 +147,8 @@ pub struct Table {
     pub by_copies: Option<String>,
     /// Linux's strict mode with a lock for each CPU, where it has one for several devices. Of the table with the most CPUs.
     pub unlocked: Option<Row>,
+    /// The strict policies on one CPU by itself. Of a recording, in the table with the most CPUs, if there are others.
+    pub by_itself: Vec<Row>,
     /// What is chosen among.
     pub offer: Offer,
     /// What Linux's own strict mode is there.
@@ -165,7 +176,12 @@ impl Table {
 
     /// The choice among `rows`, and what it costs.
     pub fn chosen(&self, rows: &[Row]) -> Option<(Mode, f64)> {
-        choose(self.strict_of(rows, self.offer).into_iter()).map(|choice| (choice.mode, choice.lost()))
+        self.choose(&self.strict_of(rows, self.offer)).map(|Chosen { row, .. }| (row.mode, row.lost()))
+    }
+
+    /// The choice among `strict`, by a replay's rule.
+    fn choose<'a>(&self, strict: &[Strict<'a>]) -> Option<Chosen<Strict<'a>>> {
+        Chosen::of(strict, self.told.work())
     }
 
     /// The strict policies on offer.

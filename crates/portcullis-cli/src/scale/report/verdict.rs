@@ -2,21 +2,25 @@
 
 use portcullis::domain;
 use portcullis_model::scale::{Machine, Outcome};
-use portcullis_trace::replay::Mode;
+use portcullis_trace::replay::{Mode, Work};
 
 use super::{Row, Strict, Table};
 use crate::choice::{
-    Candidate, OTHER_KERNEL, OTHER_WAITS, TOO_LITTLE, advice, by_other, capital, choose, no_copies, range,
-    too_little,
+    BUSY, Besides, Candidate, Chosen, OTHER_KERNEL, OTHER_WAITS, TOO_LITTLE, advice, by_other, capital,
+    no_copies, range, too_little,
 };
 use crate::counted::INSTRUCTION_NS;
-use crate::look::{count, number_of, percent};
+use crate::look::{count, number_of, percent, short_time};
 use crate::on_linux::{self, Offer};
 use crate::price::APART;
 
 /// The policy to choose; `None` where the workload does not tell.
 pub fn choice(table: &Table) -> Option<Strict<'_>> {
-    choose(table.strict().into_iter()).filter(|_| table.told.nothing.is_none())
+    chosen(table).map(|chosen| chosen.row)
+}
+
+fn chosen(table: &Table) -> Option<Chosen<Strict<'_>>> {
+    table.choose(&table.strict()).filter(|_| table.told.nothing.is_none())
 }
 
 /// What is to be known first.
@@ -27,7 +31,8 @@ pub fn verdict(table: &Table) -> Vec<String> {
     let strict = table.strict();
     let mut said = Vec::new();
     let cpus = table.machine.cpus;
-    let choice = choice(table);
+    let chosen = chosen(table);
+    let choice = chosen.map(|chosen| chosen.row);
     if let (Some(costs), Some(choice)) = (range(&strict), choice) {
         let of = number_of(cpus.into(), "CPU");
         let work = table.told.besides.map(|besides| besides.work);
@@ -43,6 +48,8 @@ pub fn verdict(table: &Table) -> Vec<String> {
             ),
         });
         said.push(advice(choice, &strict, table.offer));
+        said.extend(chosen.and_then(|chosen| hardly_busy(table, chosen, &strict)));
+        said.extend(by_itself(table, choice));
         said.extend(short_of(table, choice));
     }
     match (table.strict_of_linux(), table.own) {
@@ -117,6 +124,42 @@ pub fn verdict(table: &Table) -> Vec<String> {
     said
 }
 
+/// What the strict policies cost if a recording's CPUs idled for most of the time, where that is not known, and what the choice is if they never did.
+fn hardly_busy(table: &Table, chosen: Chosen<Strict<'_>>, strict: &[Strict<'_>]) -> Option<String> {
+    let Besides { ns, .. } = table.told.besides.filter(|besides| besides.work == Work::Most)?;
+    if strict.iter().any(|strict| strict.row.hardly_busy.is_none()) {
+        return None;
+    }
+    let costs = range(&strict.iter().map(|row| row.hardly_busy()).collect::<Vec<_>>())?;
+    let also = match chosen.at_most {
+        None if strict.len() > 1 => "; the choice is the same then".to_owned(),
+        None => String::new(),
+        Some(other) => format!(
+            ", so choose {}. If they never idled, choose {} ({}): it is then within one percentage point of the cheapest, and leaves the least open",
+            chosen.row.mode.name(),
+            other.mode.name(),
+            percent(other.lost())
+        ),
+    };
+    Some(format!(
+        "The recording does not tell how long those CPUs idled. If they were busy for only a tenth of the time, {} of other work came with each mapping, \
+         and protection costs {costs}{also}. `portcullis record` measures that work, and --work names it.",
+        short_time(ns * BUSY)
+    ))
+}
+
+/// That the choice is another on one CPU by itself, which is all that a replay has.
+fn by_itself(table: &Table, choice: Strict<'_>) -> Option<String> {
+    let (mode, lost) = table.chosen(&table.by_itself)?;
+    (mode != choice.mode).then(|| {
+        format!(
+            "For one CPU by itself, as in `portcullis replay`, choose {} ({}): it shares no IOMMU, no lock and no memory with others.",
+            mode.name(),
+            percent(lost)
+        )
+    })
+}
+
 /// With which policies the devices set the pace, and how long they walk page tables then.
 fn pace(table: &Table) -> Option<String> {
     let busy: Vec<&Row> =
@@ -164,7 +207,9 @@ fn short_of(table: &Table, choice: Strict<'_>) -> Option<String> {
             number_of((*sockets).into(), "socket")
         ));
     }
-    let better = choose(table.strict_of(&table.rows, Offer::Library).into_iter())
+    let better = table
+        .choose(&table.strict_of(&table.rows, Offer::Library))
+        .map(|better| better.row)
         .filter(|better| better.mode() != choice.mode() && better.row.share >= TOO_LITTLE);
     if let (Some(better), true) = (better, table.offer != Offer::Library) {
         said.push(format!(
@@ -220,8 +265,8 @@ fn units(table: &Table, choice: Strict<'_>) -> Option<String> {
 /// What the choice is where waits take a quarter of what is assumed, and where they take four times as long.
 fn waits(table: &Table, choice: Strict<'_>) -> Option<String> {
     let [short, long] =
-        table.by_waits.each_ref().map(|rows| choose(table.strict_of(rows, table.offer).into_iter()));
-    let (short, long) = (short?, long?);
+        table.by_waits.each_ref().map(|rows| table.choose(&table.strict_of(rows, table.offer)));
+    let (short, long) = (short?.row, long?.row);
     if table.strict().len() < 2 {
         let [short, long] = [short, long].map(|strict| percent(strict.lost()));
         return Some(format!(
@@ -242,14 +287,14 @@ fn instructions(table: &Table, choice: Strict<'_>) -> Option<String> {
         let priced = |row: &Row| row.priced(&table.machine, &table.workload, INSTRUCTION_NS * times);
         table.rows.iter().map(priced).collect::<Vec<_>>()
     });
-    let [short, long] = [&short, &long].map(|rows| choose(table.strict_of(rows, table.offer).into_iter()));
-    Some(by_other(choice, short?, long?, OTHER_KERNEL))
+    let [short, long] = [&short, &long].map(|rows| table.choose(&table.strict_of(rows, table.offer)));
+    Some(by_other(choice, short?.row, long?.row, OTHER_KERNEL))
 }
 
 /// The same where Linux's strict mode has a lock for each CPU, as where each has a device of its own. `locked` is what is chosen otherwise.
 fn unlocked(table: &Table, locked: [Mode; 3]) -> Option<String> {
     let name = table.unlocked.as_ref()?.policy.name;
-    let chosen = |rows| choose(table.strict_where(rows, table.offer, Some(name)).into_iter());
+    let chosen = |rows| table.choose(&table.strict_where(rows, table.offer, Some(name)));
     let [short, long] = table.by_waits.each_ref().map(|rows| chosen(rows.as_slice()));
     let now: Vec<Strict<'_>> = table
         .strict()
@@ -257,7 +302,7 @@ fn unlocked(table: &Table, locked: [Mode; 3]) -> Option<String> {
         .filter(|row| row.mode != Mode::Each(domain::Policy::Strict))
         .chain(table.strict_where(table.unlocked.as_slice(), table.offer, Some(name)))
         .collect();
-    let all = [short?, choose(now.into_iter())?, long?];
+    let all = [short?, table.choose(&now)?, long?].map(|chosen| chosen.row);
     if all.map(|row| row.mode) == locked {
         return Some(" That holds with a lock for each CPU, too.".into());
     }
