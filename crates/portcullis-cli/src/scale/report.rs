@@ -368,7 +368,8 @@ fn write_rows(text: &mut String, table: &Table, unicode: bool) -> std::fmt::Resu
     let widths = &widths[..shown];
     let rest: usize = widths[2..].iter().sum();
     writeln!(text)?;
-    let over = if rest > 0 { "ns of each request, in or waiting for:" } else { "" };
+    let over = ["ns of each request, in or waiting for:", "ns of a request, in or for:"];
+    let over = over.into_iter().find(|over| over.len() < rest).unwrap_or("");
     writeln!(text, "{:<13}{:>3$}{:>4$}{over:>rest$}", "", "requests", "share of", widths[0], widths[1])?;
     write!(text, "{BOLD}{:<13}", "policy")?;
     heads.iter().zip(widths).try_for_each(|(head, width)| write!(text, "{head:>width$}"))?;

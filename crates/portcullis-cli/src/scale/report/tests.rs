@@ -308,6 +308,10 @@ fn columns_never_touch() {
     let row = text.lines().find(|line| line.starts_with("strict-ring")).unwrap();
     assert_eq!(row.split_whitespace().count(), 9, "{row}");
     assert!(row.contains(" 2,731,106,889 ") && row.contains(" 1,106,889,123 "), "{row}");
+    // Nor what stands above them.
+    tables[1].rows.iter_mut().for_each(|row| row.outcome.spent.shared_ns = 1.0);
+    let text = super::render(&tables, &Profile::load("vtd").unwrap(), &Calibration::default(), false);
+    assert!(text.contains(" share of      ns of a request, in or for:\n"), "{text}");
 }
 
 /// Of the golden table, Linux's own strict mode with this lock and that.
