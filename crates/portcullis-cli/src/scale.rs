@@ -9,6 +9,7 @@ use std::path::Path;
 use std::process::ExitCode;
 
 use portcullis::addr::Direction;
+use portcullis::domain;
 use portcullis_model::scale::{
     Copied, Copies, Machine, Mapping, NAMES, Operations, Outcome, POLICIES, Policy, Request, Workload, run,
 };
@@ -82,8 +83,11 @@ fn tables(arguments: &Scale) -> Result<(Vec<Table>, Profile, Calibration), Comma
     let is_of_today = |policy: &&Policy| !policy.old || own.is_some_and(|own| own.name == policy.name);
     let mut policies: Vec<&Policy> = POLICIES.iter().filter(is_of_today).collect();
     if !arguments.policy.is_empty() {
-        policies =
-            POLICIES.iter().filter(|known| arguments.policy.iter().any(|name| name == known.name)).collect();
+        let asked = |name: &str| arguments.policy.iter().any(|asked| asked == name);
+        // Who names strict under Linux means Linux's own.
+        let is_own =
+            |name: &str| asked(domain::Policy::Strict.name()) && own.is_some_and(|own| own.name == name);
+        policies = POLICIES.iter().filter(|known| asked(known.name) || is_own(known.name)).collect();
     }
     let (recorded, told) = recorded(arguments)?;
     if !told.copies() {

@@ -347,7 +347,7 @@ fn two_benchmarks_are_compared() {
 
 #[test]
 fn two_simulations_are_compared() {
-    let policies = ["--policy", "strict,lazy,lazy-2015", "--cpus", "4,16"];
+    let policies = ["--on", "library", "--policy", "strict,lazy,lazy-2015", "--cpus", "4,16"];
     let before = scale("scaled.json", &policies);
     let after = scale("scaled-2.json", &[&policies[..], &["--profile", "virtio-iommu"]].concat());
     let page = report(&[&before, &after], &["--compare"]);

@@ -52,36 +52,26 @@ pub fn verdict(table: &Table) -> Vec<String> {
         said.extend(by_itself(table, choice));
         said.extend(short_of(table, choice));
     }
-    match (table.strict_of_linux(), table.own) {
-        (Some((own, row)), _) => {
-            let lost = percent(row.lost());
-            let ours = if table.rows.iter().any(is_of_library) {
-                " The row strict is the library's, for drivers that use its queues: CPUs that wait at the same time share a wait."
-            } else {
-                ""
-            };
-            let unlocked = table.unlocked.as_ref().map_or(String::new(), |row| {
+    if let Some((own, row)) = table.strict_of_linux() {
+        let lost = percent(row.lost());
+        let ours = if table.rows.iter().any(is_of_library) {
+            " The row strict is the library's, for drivers that use its queues: CPUs that wait at the same time share a wait."
+        } else {
+            ""
+        };
+        let unlocked = table.unlocked.as_ref().map_or(String::new(), |row| {
                 format!(
                     " Its lock is for all devices behind an IOMMU, as where CPUs use the queues of one device. Linux has a lock for each device: \
                      with one for each CPU it would cost {}.",
                     percent(row.run().lost())
                 )
             });
-            let design =
-                if row.name == own.name { String::new() } else { format!(" (the design {})", own.name) };
-            said.push(format!(
-                "Strict is Linux's own ({lost}), the row {}{design}: {}.{unlocked}{ours}",
-                row.name, own.differs
-            ));
-            said.extend(choice.and_then(|choice| without_module(table, choice, row)));
-        }
-        (None, Some(own)) if table.rows.iter().any(is_of_library) => {
-            said.push(format!(
-                "The row strict is the library's, for drivers that use its queues, and not what Linux's strict costs: `--policy {},..` adds that.",
-                own.name
-            ));
-        }
-        _ => {}
+        let design = if row.name == own.name { String::new() } else { format!(" (the design {})", own.name) };
+        said.push(format!(
+            "Strict is Linux's own ({lost}), the row {}{design}: {}.{unlocked}{ours}",
+            row.name, own.differs
+        ));
+        said.extend(choice.and_then(|choice| without_module(table, choice, row)));
     }
     said.extend(choice.and_then(|choice| waits(table, choice)));
     said.extend(table.by_copies.clone());
