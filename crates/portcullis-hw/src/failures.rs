@@ -64,7 +64,7 @@ pub(crate) struct Before {
 #[derive(Debug)]
 pub(crate) struct Failures {
     count: AtomicU64,
-    /// Those that dropped waits; raised last.
+    /// The number of failures that dropped waits. A failure raises it after it has raised `count`.
     drops: AtomicU64,
     last: Mutex<InvalidationError>,
     /// Serializes their handling.
@@ -95,7 +95,8 @@ impl Failures {
         if self.drops.load(Ordering::Acquire) == before.drops { Ok(()) } else { Err(self.last()) }
     }
 
-    /// If another CPU, or the interrupted code, is just writing it, returns a less specific error: nobody waits.
+    /// Returns the last error. It does not wait: while another CPU, or the code that this call has interrupted, writes that error, it returns a less
+    /// specific one.
     fn last(&self) -> InvalidationError {
         self.last.try_lock().map_or(InvalidationError::Abandoned, |last| *last)
     }

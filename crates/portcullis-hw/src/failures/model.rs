@@ -1,4 +1,4 @@
-//! A CPU that handles a stop, a unit that resumes by itself, and a submission.
+//! Model-checked: one CPU handles a stop while the unit resumes by itself and another CPU submits a command.
 
 use alloc::sync::Arc;
 use loom::sync::atomic::AtomicU64 as Word;

@@ -4,8 +4,8 @@
 //! A submission ends with CMD_SYNC, which the unit consumes after all earlier commands are complete: a CPU waits until the unit's index has
 //! passed its own. A unit that meets a bad command stops there, reports it in GERROR, and resumes when that is acknowledged.
 //!
-//! A CPU's queue reports and acknowledges errors in its own registers. One register, PROD, holds the acknowledgement (ERRACK) and the index
-//! that is the doorbell, and several CPUs may write it. So the CPU that handles an error stores the acknowledgement in memory, and requests
+//! A CPU's queue reports and acknowledges errors in its own registers. One register, PROD, has two fields: the acknowledgement (ERRACK), and
+//! the index of the next command, whose write is the doorbell. Several CPUs may write this register. So the CPU that handles an error stores the acknowledgement in memory, and requests
 //! one more doorbell ([`CommandRing::ring_again`](crate::command_ring::CommandRing::ring_again)). Only one CPU rings at a time, and each
 //! doorbell writes the acknowledgement that is in memory. A doorbell with the old value may come first: then the unit stays stopped until
 //! the next one. Meanwhile other CPUs find the error acknowledged, and do not report it again.
@@ -34,7 +34,7 @@ enum Place {
     Own {
         /// Offset of its registers.
         at: usize,
-        /// The value of ERR that was acknowledged last. Only the CPU that handles a failure changes it.
+        /// The value of the unit's ERR bit that the driver acknowledged last. Only the CPU that handles a failure writes it.
         acknowledged: AtomicU64,
     },
 }
