@@ -14,11 +14,12 @@ use portcullis::std_platform::StdPlatform;
 
 use counted::Heap;
 
-/// Each kind of work, and the most instructions that a pair of map and unmap may take: today's figure and a few more. `portcullis replay` takes
-/// the time of an instruction from them, so they are no further from today's than [`NEAR`].
-/// These only go down; but one rose by 4 when a device's limits became such as change (26 November 2026: 211).
+/// Each kind of work, and the most instructions that a pair of map and unmap may take: today's figure and 2 % more. The
+/// compiler divides the same source otherwise in another folder: `lazy-1` took 525 in one build and 531 in another.
+/// `portcullis replay` takes the time of an instruction from them, so they are no further from today's than [`NEAR`].
+/// These only go down with the figures.
 const BARS: [(&str, u64); 6] =
-    [("raw-1", 490), ("raw-4", 635), ("sg-16", 2110), ("lazy-1", 528), ("pool-1", 214), ("swiotlb-1", 170)];
+    [("raw-1", 490), ("raw-4", 635), ("sg-16", 2110), ("lazy-1", 536), ("pool-1", 218), ("swiotlb-1", 170)];
 
 const NEAR: f64 = 0.96;
 
