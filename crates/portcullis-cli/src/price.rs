@@ -2,7 +2,8 @@
 //! machines take their prices.
 //!
 //! A driver of the library's runs the library's code, whose time is measured. Under Linux the kernel's own code runs, or the
-//! module's: its instructions were counted in a guest, and a price is their number times what one takes.
+//! module's: its instructions were counted in a guest, and each has a price. What is copied has one, too, so that a result for Linux is the
+//! same each time, and the one that `portcullis scale` has.
 
 use portcullis::domain::Policy;
 use portcullis_trace::replay::{Mode, PolicyReport, Report};
@@ -41,7 +42,7 @@ pub struct Price<'a> {
     pub row: &'static str,
     /// Of Linux or the module for each mapping. Of the library it is the time that was measured.
     pub instructions: Option<f64>,
-    /// Nanoseconds, by what was measured here.
+    /// Nanoseconds: of the library by what was measured here, of the kernel's code by counts.
     pub ns: f64,
     /// The least and the most that it may be.
     pub range_ns: [f64; 2],
@@ -129,8 +130,7 @@ impl<'a> Prices<'a> {
         let kernel = (offer == Offer::Module).then(|| Kernel::of(runs)).flatten();
         let price = |(policy, cost): (&'a PolicyReport, &'a Cost)| {
             let of_kernel = kernel.and_then(|kernel| kernel.price(policy, cost, policies));
-            let price = of_kernel.unwrap_or_else(|| of_library(policy, cost, kib_ns, ring_wait_ns));
-            if cost.timed { price } else { price.as_counted() }
+            of_kernel.unwrap_or_else(|| of_library(policy, cost, kib_ns, ring_wait_ns))
         };
         Self { all: policies.iter().zip(&runs.costs).map(price).collect(), kernel }
     }
@@ -142,23 +142,19 @@ impl<'a> Prices<'a> {
 
     /// Where the rows of the kernel's code come from.
     pub fn said(&self) -> Option<String> {
-        let Kernel { instruction_ns, is_measured, .. } = self.kernel?;
-        let of = if is_measured {
-            "that one took in the row strict"
-        } else {
-            "that one took elsewhere, as strict was not replayed (docs/replay.md)"
-        };
+        let Kernel { kib_ns, .. } = self.kernel?;
         let each = |text: fn(&Price<'_>) -> String| {
             let mut all: Vec<String> = self.of_kernel().map(text).collect();
             let last = all.pop()?;
             Some(if all.is_empty() { last } else { format!("{} and {last}", all.join(", ")) })
         };
         Some(format!(
-            "{}: the code of Linux 6.12 and of our module, estimated. Such a mapping takes it {} instructions (docs/linux.md; counted in a guest), each at the \
-             {instruction_ns:.2} ns {of}; waits and copies are those of the rows strict, bounce and lazy. An instruction of the kernel may take half or \
-             twice that: {}. Not in it: CPUs that wait for each other's locks (`portcullis scale` has them).",
+            "{}: the code of Linux 6.12 and of our module, estimated. Such a mapping takes it {} instructions (docs/linux.md; counted in a guest), each at \
+             {INSTRUCTION_NS} ns (docs/replay.md). Waits are those of the rows strict, bounce and lazy; a copied KiB takes {} ns (--calibration). An instruction of \
+             the kernel may take half or twice that: {}. Not in it: CPUs that wait for each other's locks (`portcullis scale` has them).",
             each(|price| price.row.to_owned())?,
             each(|price| count(price.instructions.unwrap_or_default().round() as u64))?,
+            count(kib_ns.round() as u64),
             each(|price| {
                 let [least, most] = price.range_ns.map(|ns| count(ns.round() as u64));
                 format!("{} {least} to {most} ns", price.row)
@@ -167,14 +163,14 @@ impl<'a> Prices<'a> {
     }
 }
 
-/// The library's code, whose time was measured.
+/// The library's code, whose time was measured if there were enough mappings.
 fn of_library<'a>(
     policy: &'a PolicyReport,
     cost: &'a Cost,
     kib_ns: f64,
     ring_wait_ns: Option<f64>,
 ) -> Price<'a> {
-    Price {
+    let price = Price {
         policy,
         cost,
         code: Code::Library,
@@ -184,7 +180,8 @@ fn of_library<'a>(
         range_ns: [cost.least_ns, cost.most_ns],
         ring_wait_ns,
         counted: counted::parts(policy, cost, kib_ns, ring_wait_ns),
-    }
+    };
+    if cost.timed { price } else { price.as_counted() }
 }
 
 /// What the kernel's code takes for a recording's mappings.
@@ -193,9 +190,6 @@ struct Kernel {
     /// Of a mapping, on average.
     pages: f64,
     pieces: f64,
-    /// What an instruction took here, if it was measured.
-    instruction_ns: f64,
-    is_measured: bool,
     /// What a copied KiB takes.
     kib_ns: f64,
 }
@@ -203,64 +197,50 @@ struct Kernel {
 impl Kernel {
     /// `None` where the recording does not tell what mappings are like.
     fn of(runs: &Runs) -> Option<Self> {
-        let Report { trace, policies, .. } = &runs.report;
+        let Report { trace, .. } = &runs.report;
         let pieces = trace.pieces_mapped as f64 / trace.maps as f64;
         if !trace.costs_known || trace.maps == 0 || pieces <= 0.0 {
             return None;
         }
         let (pieces, pages) =
             (pieces.max(1.0), (trace.bytes_mapped as f64 / 4096.0 / trace.maps as f64).max(pieces));
-        let is_strict =
-            |(policy, cost): &(&PolicyReport, &Cost)| policy.mode == Mode::Each(Policy::Strict) && cost.timed;
-        let strict = policies.iter().zip(&runs.costs).find(is_strict);
-        let measured = strict.map(|(strict, cost)| {
-            (cost.median_ns - strict.wait_ns_per_op).max(0.0) / Instructions::OURS.of(pages, pieces)
-        });
-        Some(Self {
-            pages,
-            pieces,
-            instruction_ns: measured.unwrap_or(INSTRUCTION_NS),
-            is_measured: measured.is_some(),
-            kib_ns: runs.calibration.copied_kib_ns(),
-        })
+        Some(Self { pages, pieces, kib_ns: runs.calibration.copied_kib_ns() })
     }
 
     /// The price of a policy that the kernel has; `None` for others.
     fn price<'a>(&self, policy: &'a PolicyReport, cost: &'a Cost, all: &[PolicyReport]) -> Option<Price<'a>> {
         let of = |counts: Instructions| counts.of(self.pages, self.pieces);
-        let (code, row, instructions, copy_ns) = match policy.mode {
-            Mode::Each(Policy::Strict) => (Code::Linux, "linux-strict", of(Instructions::LINUX_STRICT), 0.0),
-            Mode::Each(Policy::Lazy { .. }) => (Code::Linux, "linux-lazy", of(Instructions::LINUX_LAZY), 0.0),
+        let (code, row, instructions) = match policy.mode {
+            Mode::Each(Policy::Strict) => (Code::Linux, "linux-strict", of(Instructions::LINUX_STRICT)),
+            Mode::Each(Policy::Lazy { .. }) => (Code::Linux, "linux-lazy", of(Instructions::LINUX_LAZY)),
             Mode::Bounce => {
                 // Large buffers are mapped as strict maps them.
                 let strict = all.iter().find(|policy| policy.mode == Mode::Each(Policy::Strict));
                 let of_all = strict.map_or(policy.operations, |strict| strict.invalidations);
                 let mapped = (policy.invalidations as f64 / of_all.max(1) as f64).min(1.0);
-                let mean = |copied, as_strict| of(copied) * (1.0 - mapped) + of(as_strict) * mapped;
-                let ours = mean(Instructions::OUR_BOUNCE, Instructions::OURS) * self.instruction_ns;
-                let copy_ns = (cost.median_ns - policy.wait_ns_per_op - ours).max(0.0);
-                let instructions = mean(Instructions::MODULE_BOUNCE, Instructions::MODULE_STRICT);
-                (Code::Module, "linux-bounce", instructions, copy_ns)
+                let instructions = of(Instructions::MODULE_BOUNCE) * (1.0 - mapped)
+                    + of(Instructions::MODULE_STRICT) * mapped;
+                (Code::Module, "linux-bounce", instructions)
             }
             _ => return None,
         };
-        let rest_ns = policy.wait_ns_per_op + copy_ns;
-        let code_ns = instructions * self.instruction_ns;
-        Some(Price {
+        // Results of earlier versions have no count of them.
+        let copy_ns = if policy.mode.copies() { counted::copies_ns(policy, self.kib_ns)? } else { 0.0 };
+        let counted =
+            Parts { code_ns: instructions * INSTRUCTION_NS, wait_ns: policy.wait_ns_per_op, copy_ns };
+        let (instructions, ns) = (Some(instructions), counted.ns());
+        let price = Price {
             policy,
             cost,
             code,
             row,
-            instructions: Some(instructions),
-            ns: code_ns + rest_ns,
-            range_ns: [code_ns / APART, code_ns * APART].map(|ns| ns + rest_ns),
+            instructions,
+            ns,
+            range_ns: [ns; 2],
             ring_wait_ns: None,
-            counted: Parts {
-                code_ns: instructions * INSTRUCTION_NS,
-                wait_ns: policy.wait_ns_per_op,
-                copy_ns: counted::copies_ns(policy, self.kib_ns).unwrap_or(copy_ns),
-            },
-        })
+            counted,
+        };
+        Some(price.as_counted())
     }
 }
 
@@ -289,15 +269,16 @@ mod tests {
     }
 
     #[test]
-    fn the_kernel_s_code_has_the_price_of_an_instruction_here() {
+    fn the_kernel_s_code_has_the_price_of_its_instructions() {
         let runs = runs(4096, 1);
         let prices = Prices::of(&runs, Offer::Module);
         let [strict, lazy, bounce] =
             ["linux-strict", "linux-lazy", "linux-bounce"].map(|row| of(&prices, row));
-        assert!((strict.ns - 3_304.0).abs() < 1e-6 && (lazy.ns - 2_110.0).abs() < 1e-6);
-        assert_eq!(lazy.range_ns.map(f64::round), [1_058.0, 4_215.0]);
-        // The module's instructions in place of the library's 214; copies and waits stay.
-        assert!((bounce.ns - (1_206.0 + 490.0 - 214.0 + 5.0)).abs() < 1e-6, "{bounce:?}");
+        // 0.16 ns each, and what is waited.
+        assert!((strict.ns - (416.64 + 700.0)).abs() < 1e-6 && (lazy.ns - (336.8 + 5.0)).abs() < 1e-6);
+        assert_eq!(lazy.range_ns.map(f64::round), [173.0, 679.0]);
+        // Two KiB for each, at 74.85 ns, whatever was measured.
+        assert!((bounce.ns - (192.96 + 5.0 + 149.7)).abs() < 1e-6, "{bounce:?}");
         assert_eq!(
             [strict.code, lazy.code, bounce.code].map(|code| code == Code::Module),
             [false, false, true]
@@ -308,25 +289,27 @@ mod tests {
             "{said}"
         );
         assert!(said.contains("takes it 2,604, 1,206 and 2,105 instructions"), "{said}");
-        assert!(said.contains("linux-strict 2,002 to 5,908 ns, linux-bounce"), "{said}");
-        assert!(said.contains(" and linux-lazy 1,058 to 4,215 ns."), "{said}");
+        assert!(said.contains("a copied KiB takes 75 ns"), "{said}");
+        assert!(said.contains("linux-strict 908 to 1,533 ns, linux-bounce"), "{said}");
+        assert!(said.contains(" and linux-lazy 173 to 679 ns."), "{said}");
     }
 
     #[test]
-    fn the_choice_s_counts_are_the_kernel_s_instructions_and_no_times() {
+    fn no_time_is_in_the_price_of_the_kernel_s_code() {
         let mut runs = runs(4096, 1);
-        let counted = |runs: &Runs| {
+        let all = |runs: &Runs| {
             let prices = Prices::of(runs, Offer::Module);
-            ["linux-strict", "linux-lazy", "linux-bounce"].map(|row| of(&prices, row).counted.ns())
+            ["linux-strict", "linux-lazy", "linux-bounce"].map(|row| {
+                let price = of(&prices, row);
+                assert_eq!(price.ns.to_bits(), price.counted.ns().to_bits());
+                [price.ns, price.range_ns[0], price.range_ns[1]].map(f64::to_bits)
+            })
         };
-        let [strict, lazy, bounce] = counted(&runs);
-        let one = INSTRUCTION_NS;
-        assert!((strict - (2_604.0 * one + 700.0)).abs() < 1e-9);
-        assert!((lazy - (2_105.0 * one + 5.0)).abs() < 1e-9);
-        // Two KiB for each.
-        assert!((bounce - (1_206.0 * one + 5.0 + 2.0 * 74.85)).abs() < 1e-9);
-        runs.costs.iter_mut().for_each(|cost| cost.median_ns *= 3.0);
-        assert_eq!(counted(&runs).map(f64::to_bits), [strict, lazy, bounce].map(f64::to_bits));
+        let before = all(&runs);
+        for cost in &mut runs.costs {
+            (cost.least_ns, cost.median_ns, cost.most_ns) = (1.0, cost.median_ns * 3.0, 1e6);
+        }
+        assert_eq!(all(&runs), before);
     }
 
     #[test]
@@ -361,8 +344,7 @@ mod tests {
         let prices = Prices::of(&runs, Offer::Module);
         let strict = of(&prices, "linux-strict");
         assert_eq!(strict.instructions.map(f64::round), Some(11_433.0));
-        // The library's time was for 2,110 instructions.
-        assert!((strict.ns - (11_433.0 * 490.0 / 2_110.0 + 700.0)).abs() < 1e-6);
+        assert!((strict.ns - (11_433.0 * INSTRUCTION_NS + 700.0)).abs() < 1e-6);
     }
 
     #[test]
@@ -377,7 +359,9 @@ mod tests {
 
     #[test]
     fn prices_of_the_kernel_s_code_are_wrong_by_the_same_factor() {
-        let runs = runs(4096, 1);
+        let mut runs = runs(4096, 1);
+        let of_strict = runs.report.policies.iter_mut().find(|policy| policy.policy == "strict");
+        of_strict.unwrap().wait_ns_per_op = 100.0;
         let prices = Prices::of(&runs, Offer::Module);
         let [strict, lazy] = ["linux-strict", "linux-lazy"].map(|row| of(&prices, row));
         // Their ranges overlap, and yet the one costs more at either end.
