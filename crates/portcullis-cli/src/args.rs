@@ -242,7 +242,7 @@ pub struct Scale {
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u8).range(1..=8))]
     pub sockets: Option<u8>,
 
-    /// IOMMUs that the devices are behind, each with a queue of its own [default: one for each 32 CPUs, as servers have]
+    /// IOMMUs that the devices are behind, each with a queue of its own [default: one for each 32 CPUs; servers have 4 to 16]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=256))]
     pub units: Option<u16>,
 

@@ -409,6 +409,7 @@ pub fn tables() -> Vec<Table> {
             .into(),
             by_units: Vec::new(),
             by_copies: None,
+            more_memory: Vec::new(),
             by_waits: [Vec::new(), Vec::new()],
             unlocked: None,
             by_itself: Vec::new(),

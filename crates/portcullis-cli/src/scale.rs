@@ -57,8 +57,11 @@ const MOST_PAGES: u64 = 1 << 20;
 /// CPUs of a socket, unless it is said otherwise.
 const PER_SOCKET: u32 = 64;
 
-/// CPUs whose devices are behind one IOMMU, unless it is said otherwise: servers have 4 to 16.
+/// CPUs whose devices are behind one IOMMU, unless it is said otherwise.
 const PER_IOMMU: u32 = 32;
+
+/// IOMMUs of many a server, which have 4 to 16.
+const OF_SERVERS: u32 = 8;
 
 /// Runs the command and prints what it found.
 pub fn run_command(arguments: &Scale) -> Result<ExitCode, CommandError> {
@@ -122,7 +125,7 @@ fn tables(arguments: &Scale) -> Result<(Vec<Table>, Profile, Calibration), Comma
         let rows = on(&machine, &policies)?;
         let strict: Vec<_> = policies.iter().copied().filter(|policy| is_last && policy.strict).collect();
         let each: Vec<_> = strict.iter().copied().filter(|policy| policy.waits_each()).collect();
-        let mut others = vec![1, workload.device.count];
+        let mut others = vec![1, OF_SERVERS.min(workload.device.count), workload.device.count];
         others.dedup();
         others.retain(|iommus| *iommus != machine.iommus && !strict.is_empty());
         let behind = |iommus| Ok((iommus, on(&Machine { iommus, ..machine.clone() }, &strict)?));
@@ -144,6 +147,13 @@ fn tables(arguments: &Scale) -> Result<(Vec<Table>, Profile, Calibration), Comma
         } else {
             Vec::new()
         };
+        let more_memory = if is_last && report::memory_is_full(&rows) {
+            let mut machine = machine.clone();
+            machine.copies.socket_gb_per_s *= 2.0;
+            on(&machine, &strict)?
+        } else {
+            Vec::new()
+        };
         let units = arguments.units.map(u32::from);
         let told = told.clone();
         let mut table = Table {
@@ -154,6 +164,7 @@ fn tables(arguments: &Scale) -> Result<(Vec<Table>, Profile, Calibration), Comma
             by_units,
             by_waits,
             by_copies: None,
+            more_memory,
             unlocked,
             by_itself,
             offer,

@@ -22,6 +22,7 @@ use crate::machine;
 use crate::on_linux::{Offer, OwnStrict};
 use crate::scale::{PER_IOMMU, Told};
 pub use explain::explain;
+pub use verdict::memory_is_full;
 use verdict::{choice, verdict};
 
 /// A policy and what it came to.
@@ -137,14 +138,16 @@ pub struct Table {
     pub units: Option<u32>,
     pub workload: Workload,
     pub rows: Vec<Row>,
-    /// The strict policies, if all devices were behind one IOMMU, and if each had one, where that is another number. Of the table with the most CPUs
-    /// alone, as the next ones.
+    /// The strict policies behind one IOMMU, behind as many as servers have, and behind one for each device, where these are other numbers. Of the
+    /// table with the most CPUs alone, as the next ones.
     pub by_units: Vec<(u32, Vec<Row>)>,
     /// The same, with the one of `unlocked`, if waits took a quarter of what is assumed, and four times as long; none where no row waits
     /// for each unmap.
     pub by_waits: [Vec<Row>; 2],
     /// At which price of a copied KiB the choice is another: [`by_copies`](crate::choice::by_copies).
     pub by_copies: Option<String>,
+    /// The strict policies, if memory copied twice as much; none where no policy copies as much as it can.
+    pub more_memory: Vec<Row>,
     /// Linux's strict mode with a lock for each CPU, where it has one for several devices. Of the table with the most CPUs.
     pub unlocked: Option<Row>,
     /// The strict policies on one CPU by itself. Of a recording, in the table with the most CPUs, if there are others.

@@ -460,7 +460,7 @@ fn linux_s_own_strict_is_not_taken_for_the_library_s() {
             && has("The row strict is the library's, for drivers that use its queues"),
         "{verdict:?}"
     );
-    assert!(has("it would cost: the library's strict "), "{verdict:?}");
+    assert!(has("with 1 the library's strict costs "), "{verdict:?}");
     assert!(page.contains("Without the module, strict is <code>iommu.strict=1"), "what to type is code");
     let about = |text: &str| page.matches(text).count();
     assert_eq!(about("Linux: no setting; its own strict mode is the row vtd-2024."), 1);

@@ -1,7 +1,7 @@
 //! What is to be known of a simulation first: the policy to choose, and what it leaves.
 
 use portcullis::domain;
-use portcullis_model::scale::{Machine, Outcome};
+use portcullis_model::scale::Machine;
 use portcullis_trace::replay::{Mode, Work};
 
 use super::{Row, Strict, Table};
@@ -50,7 +50,8 @@ pub fn verdict(table: &Table) -> Vec<String> {
         said.push(advice(choice, &strict, table.offer));
         said.extend(chosen.and_then(|chosen| hardly_busy(table, chosen, &strict)));
         said.extend(by_itself(table, choice));
-        said.extend(short_of(table, choice));
+        said.extend(memory(table, choice, &strict));
+        said.extend(better(table, choice));
     }
     if let Some((own, row)) = table.strict_of_linux() {
         let lost = percent(row.lost());
@@ -82,20 +83,7 @@ pub fn verdict(table: &Table) -> Vec<String> {
             "With lazy ({lost}), devices reach memory that the driver has back until the next flush."
         ));
     }
-    let behind_one = table.by_units.iter().filter(|(iommus, _)| *iommus == 1).flat_map(|(_, rows)| rows);
-    let behind_one: Vec<&Row> = behind_one.filter(|row| row.policy.waits_each()).collect();
-    if !behind_one.is_empty() {
-        let cost = |row: &Row| {
-            let whose = if table.own.is_some() && is_of_library(row) { "the library's " } else { "" };
-            let row = row.run();
-            format!("{whose}{} {}", row.name, percent(row.lost()))
-        };
-        let all: Vec<String> = behind_one.into_iter().map(cost).collect();
-        said.push(format!(
-            "With all devices behind one IOMMU (--units 1) it would cost: {}.",
-            all.join(", ")
-        ));
-    }
+    said.extend(behind(table));
     said.extend(choice.and_then(|choice| units(table, choice)));
     let chosen = choice.map(|choice| choice.row);
     let dear = table.rows.iter().map(Row::run).filter(|row| row.policy.operation.is_some());
@@ -181,34 +169,51 @@ fn pools(table: &Table) -> Option<&'static str> {
 /// Copies that take this share of what memory can copy set the pace.
 const FULL: f64 = 0.95;
 
-/// Of a choice that leaves too little, whether memory's bandwidth is why, and what a driver of the library's would leave.
-fn short_of(table: &Table, choice: Strict<'_>) -> Option<String> {
-    if choice.row.share >= TOO_LITTLE {
+/// Whether some policy takes all of what memory can copy.
+pub fn memory_is_full(rows: &[Row]) -> bool {
+    rows.iter().any(|row| row.policy.strict && row.run().outcome.copy_busy >= FULL)
+}
+
+/// With which policy memory's bandwidth sets the pace, and what twice of it would leave.
+fn memory(table: &Table, choice: Strict<'_>, strict: &[Strict<'_>]) -> Option<String> {
+    let full = strict.iter().find(|strict| strict.row.outcome.copy_busy >= FULL)?;
+    let Machine { sockets, copies, .. } = &table.machine;
+    let copied = |times: f64| count((copies.socket_gb_per_s * f64::from(*sockets) * times).round() as u64);
+    let twice = table.strict_of(&table.more_memory, table.offer);
+    let leaves = twice.iter().find(|row| row.mode == full.mode).map_or(String::new(), |row| {
+        let chosen = table.choose(&twice).filter(|chosen| chosen.row.mode != choice.mode);
+        let chosen =
+            chosen.map_or(String::new(), |chosen| format!(": then choose {}", chosen.row.mode.name()));
+        format!(
+            " Where it copies {} GB/s, {} leaves {}{chosen}.",
+            copied(2.0),
+            row.row(),
+            percent(row.row.share)
+        )
+    });
+    Some(format!(
+        "With {}, memory sets the pace: the copies take {} of the {} GB/s that {} can copy (--calibration).{leaves}",
+        full.row(),
+        percent(full.row.outcome.copy_busy.min(1.0)),
+        copied(1.0),
+        number_of((*sockets).into(), "socket")
+    ))
+}
+
+/// Of a choice that leaves too little, what a driver of the library's would leave.
+fn better(table: &Table, choice: Strict<'_>) -> Option<String> {
+    if choice.row.share >= TOO_LITTLE || table.offer == Offer::Library {
         return None;
-    }
-    let Outcome { copy_busy, .. } = choice.row.outcome;
-    let mut said = Vec::new();
-    if copy_busy >= FULL {
-        let Machine { sockets, copies, .. } = &table.machine;
-        said.push(format!(
-            "Memory sets the pace: its copies take {} of the {} GB/s that {} can copy (--calibration).",
-            percent(copy_busy.min(1.0)),
-            count((copies.socket_gb_per_s * f64::from(*sockets)).round() as u64),
-            number_of((*sockets).into(), "socket")
-        ));
     }
     let better = table
         .choose(&table.strict_of(&table.rows, Offer::Library))
         .map(|better| better.row)
-        .filter(|better| better.mode() != choice.mode() && better.row.share >= TOO_LITTLE);
-    if let (Some(better), true) = (better, table.offer != Offer::Library) {
-        said.push(format!(
-            "{} leaves {}: a driver that uses the library's queues has it (--on library).",
-            capital(better.row()),
-            percent(better.row.share)
-        ));
-    }
-    (!said.is_empty()).then(|| said.join(" "))
+        .filter(|better| better.mode() != choice.mode() && better.row.share >= TOO_LITTLE)?;
+    Some(format!(
+        "{} leaves {}: a driver that uses the library's queues has it (--on library).",
+        capital(better.row()),
+        percent(better.row.share)
+    ))
 }
 
 /// What Linux has without the module that is chosen, where its strict mode leaves too little.
@@ -233,14 +238,33 @@ fn is_of_library(row: &Row) -> bool {
     row.policy.name == domain::Policy::Strict.name()
 }
 
+/// So many IOMMUs, in a sentence.
+fn with_iommus(table: &Table, iommus: u32) -> String {
+    let each = if iommus == table.workload.device.count { ", one for each device," } else { "" };
+    format!("with {}{each}", count(iommus.into()))
+}
+
+/// What policies that wait for each unmap cost behind other numbers of IOMMUs.
+fn behind(table: &Table) -> Option<String> {
+    let costs = |(iommus, rows): &(u32, Vec<Row>)| {
+        let cost = |row: &Row| {
+            let whose = if table.own.is_some() && is_of_library(row) { "the library's " } else { "" };
+            let row = row.run();
+            format!("{whose}{} costs {}", row.name, percent(row.lost()))
+        };
+        let all: Vec<String> = rows.iter().filter(|row| row.policy.waits_each()).map(cost).collect();
+        (!all.is_empty()).then(|| format!("{} {}", with_iommus(table, *iommus), all.join(", ")))
+    };
+    let all: Vec<String> = table.by_units.iter().filter_map(costs).collect();
+    (!all.is_empty()).then(|| format!("Behind another number of IOMMUs (--units): {}.", all.join("; ")))
+}
+
 /// With which other number of IOMMUs the choice is another one.
 fn units(table: &Table, choice: Strict<'_>) -> Option<String> {
     let chosen = |(iommus, rows): &(u32, Vec<Row>)| {
         let (mode, lost) = table.chosen(rows)?;
-        let each = if *iommus == 1 { "" } else { ", one for each device," };
-        (mode != choice.mode).then(|| {
-            format!("with {}{each} choose {} ({})", count((*iommus).into()), mode.name(), percent(lost))
-        })
+        (mode != choice.mode)
+            .then(|| format!("{} choose {} ({})", with_iommus(table, *iommus), mode.name(), percent(lost)))
     };
     let all: Vec<String> = table.by_units.iter().filter_map(chosen).collect();
     (!all.is_empty()).then(|| {
