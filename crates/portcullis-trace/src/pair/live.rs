@@ -267,3 +267,30 @@ fn forget(ids: &mut Ids, id: MapId) {
         ids.remove(at);
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use smallvec::smallvec;
+
+    use super::*;
+
+    /// A file may have any number of mappings at one address, and a sync for each.
+    #[test]
+    fn a_search_ends_whatever_a_file_has() {
+        const DEVICE: DeviceId = DeviceId(0);
+        const ADDRESS: u64 = 0x1000;
+        let mut live = Live::default();
+        let add = |live: &mut Live, len| {
+            let spans = smallvec![Span { addr: ADDRESS, len }];
+            live.insert(DEVICE, Class::Single, 0, Direction::ToDevice, spans, None)
+        };
+        let oldest = add(&mut live, 64);
+        for _ in 1..SPANS {
+            add(&mut live, 1);
+        }
+        assert!(matches!(live.find(DEVICE, ADDRESS, 64), Hit::Inside { id, offset: 0 } if id == oldest));
+        // With one more, that is beyond the last which is looked at.
+        add(&mut live, 1);
+        assert!(matches!(live.find(DEVICE, ADDRESS, 64), Hit::PastEnd { left: 1 }));
+    }
+}
