@@ -289,6 +289,7 @@ pub(super) fn one_of<'de, D: Deserializer<'de>>(names: &[Name], from: D) -> Resu
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::Measured;
 
     #[test]
     fn what_copies_costs_is_told_where_the_bytes_of_mappings_are() {
@@ -298,6 +299,27 @@ mod tests {
             let trace = TraceReport { copies_known, iommu_only, ..TraceReport::from(&Summary::default()) };
             let tells = [Mode::Bounce, Mode::Adaptive, Mode::Swiotlb, Mode::StrictRing, Mode::StrictBatch];
             assert_eq!(tells.map(|mode| trace.tells_cost_of(mode)), [told, told, told, true, true]);
+        }
+    }
+
+    /// The rest of the recording had the rest of the CPU time.
+    #[test]
+    fn of_a_recording_that_was_not_read_to_its_end_the_work_is_of_what_was_read() {
+        let measured = Some(Measured { cpus: 2, wall_ns: 10_000, busy_ns: 9_000, own_ns: 1_000 });
+        let of = |limited, stopped| {
+            let summary = Summary {
+                measured,
+                limited,
+                stopped,
+                maps: 2,
+                times_ns: Some((500, 3_000)),
+                ..Summary::default()
+            };
+            Work::of(&summary)
+        };
+        assert_eq!(of(false, false), (4_000.0, Work::Measured));
+        for (limited, stopped) in [(true, false), (false, true), (true, true)] {
+            assert_eq!(of(limited, stopped), (1_000.0, Work::Measured), "{limited} {stopped}");
         }
     }
 }

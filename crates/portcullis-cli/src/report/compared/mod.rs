@@ -170,6 +170,8 @@ mod tests {
     #[test]
     fn a_change_is_said_with_its_sign_and_stays_a_number() {
         assert_eq!([change_of(100.0, 88.0), change_of(50.0, 52.5)].map(signed), ["-12 %", "+5.0 %"]);
+        // Three digits are as many as there are to say.
+        assert_eq!([0.0994, 0.0995, -0.0995, -0.0994].map(signed), ["+9.9 %", "+10 %", "-10 %", "-9.9 %"]);
         assert!(change_of(0.0, 1e300).is_finite() && change_of(0.0, 0.0) == 0.0);
     }
 
