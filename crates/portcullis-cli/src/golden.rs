@@ -335,7 +335,8 @@ fn runs_are_joined_policy_by_policy() {
 }
 
 pub fn tables() -> Vec<Table> {
-    let mapping = |pages, shared| Mapping { pages, bytes: pages * 4096 - 96, shared, received: false };
+    let mapping =
+        |pages, shared| Mapping { pages, pieces: 1, bytes: pages * 4096 - 96, shared, received: false };
     let workload = |count| Workload {
         name: "golden".into(),
         about: "requests of two kinds".into(),
@@ -363,7 +364,7 @@ pub fn tables() -> Vec<Table> {
         unmap_page_ns: 7.0,
         walk_read_ns: 8.0,
         copies: Copies { hot_ns: 9.0, cold_ns: 10.0, remote_ns: 11.0, socket_gb_per_s: 12.0 },
-        copies_in: false,
+        of_module: false,
     };
     let outcome = |per_s: f64, hot: usize| {
         let mut ns = [310.0, 320.0, 330.0, 340.0];
@@ -378,6 +379,7 @@ pub fn tables() -> Vec<Table> {
                 copy_ns: ns[3],
                 idle_ns: 350.0,
             },
+            asked_ns: 0.0,
             queue_busy: 0.625,
             device_busy: if hot == 3 { 0.99 } else { 0.97 },
             copy_busy: if hot == 3 { 0.96 } else { 0.94 },

@@ -113,7 +113,7 @@ fn tables(arguments: &Scale) -> Result<(Vec<Table>, Profile, Calibration), Comma
         let iommus = arguments.units.map_or(cpus.div_ceil(PER_IOMMU), u32::from);
         let machine = Machine {
             iommus: iommus.min(workload.device.count),
-            copies_in: arguments.on == On::Linux,
+            of_module: arguments.on == On::Linux,
             ..machine(&profile, &calibration, cpus, arguments.sockets)
         };
         // The verdict, which is of the most CPUs alone, says what strict policies come to behind another number of IOMMUs, and at other waits.
@@ -266,7 +266,7 @@ fn machine(profile: &Profile, calibration: &Calibration, cpus: u32, sockets: Opt
             remote_ns: calibration.copy_remote_ns.value,
             socket_gb_per_s: calibration.socket_copy_gb_per_s.value,
         },
-        copies_in: false,
+        of_module: false,
     }
 }
 
@@ -388,6 +388,7 @@ fn mapping(segments: &[Segment], received: bool) -> Mapping {
     let bytes: u64 = segments.iter().map(|segment| segment.len).sum();
     let pages = |first: u64, len: u64| (first % 4096 + len).div_ceil(4096);
     let pages: u64 = segments.iter().map(|segment| pages(segment.phys, segment.len)).sum();
+    let pieces = segments.len().max(1) as u64;
     let shared = segments.iter().any(|segment| (segment.phys | segment.len) % 4096 != 0);
-    Mapping { pages: pages.clamp(1, MOST_PAGES), bytes, shared, received }
+    Mapping { pages: pages.clamp(1, MOST_PAGES), pieces, bytes, shared, received }
 }

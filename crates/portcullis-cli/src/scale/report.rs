@@ -7,7 +7,9 @@ use std::fmt::Write;
 
 use anstyle::Style;
 use portcullis::domain;
-use portcullis_model::scale::{Machine, Outcome, Policy, Request, Spent, Workload};
+use portcullis_model::scale::{
+    LINUX_STRICT, LINUX_STRICT_SMMU, Machine, Outcome, Policy, Request, Spent, Workload,
+};
 use portcullis_trace::Printable;
 use portcullis_trace::replay::{Mode, Profile, Work};
 use serde::Serialize;
@@ -62,12 +64,12 @@ impl Row {
         (1.0 - self.share).max(0.0)
     }
 
-    /// The kernel's code takes longer for each mapping than the library's, whose time this row has. CPUs that have nothing to do have time for it.
+    /// The kernel's code takes longer than the library's, whose time this row has. CPUs that have nothing to do have time for it.
     fn with_kernel(&self, machine: &Machine, workload: &Workload, instruction_ns: f64) -> Option<Self> {
-        let (name, [kernel, ours]) = Instructions::in_scale(self.policy.name)?;
-        let mappings = mean(workload, |request| request.mapped().count() as f64);
-        let more_ns = mappings * (kernel * instruction_ns - ours * INSTRUCTION_NS);
+        let name = of_kernel(self.policy.name)?;
         let mut outcome = self.outcome.clone();
+        let ours_ns = outcome.spent.own_ns - outcome.asked_ns;
+        let more_ns = instructions(workload, self.policy)? * instruction_ns - ours_ns;
         let Outcome { per_s, spent, queue_busy, device_busy, copy_busy, .. } = &mut outcome;
         let request_ns = f64::from(machine.cpus) * 1e9 / (*per_s).max(f64::MIN_POSITIVE);
         let spare_ns = spent.idle_ns.min(more_ns);
@@ -299,18 +301,41 @@ fn mean(workload: &Workload, of: fn(&Request) -> f64) -> f64 {
     workload.requests.iter().map(of).sum::<f64>() / workload.requests.len().max(1) as f64
 }
 
+/// How tables call the row of the kernel's code for a policy of this name.
+fn of_kernel(policy: &str) -> Option<&'static str> {
+    Some(match policy {
+        LINUX_STRICT => "linux-strict",
+        LINUX_STRICT_SMMU => LINUX_STRICT_SMMU,
+        "lazy" => "linux-lazy",
+        "bounce" => "linux-bounce",
+        _ => return None,
+    })
+}
+
+/// Instructions of the kernel for a mean request of `workload`.
+fn instructions(workload: &Workload, policy: &Policy) -> Option<f64> {
+    let mappings = workload.requests.iter().flat_map(Request::mapped);
+    let sum: Option<f64> = mappings.map(|mapping| Instructions::in_scale(policy, mapping)).sum();
+    Some(sum? / workload.requests.len().max(1) as f64)
+}
+
+/// Those of the kernel for a mean mapping.
+fn of_mapping(workload: &Workload, policy: &Policy) -> Option<f64> {
+    let all = instructions(workload, policy)?;
+    Some(all / mean(workload, |request| request.mapped().count() as f64).max(f64::MIN_POSITIVE))
+}
+
 /// Where the rows of the kernel's code come from.
 fn kernel(table: &Table) -> Option<String> {
     let (rows, of_kernel) = table.printed();
     let each = rows[..of_kernel].iter().filter_map(|row| {
-        let (name, [kernel, _]) = Instructions::in_scale(row.policy.name)?;
-        Some(format!("{name} {}", count(kernel as u64)))
+        Some(format!("{} {}", row.name, count(of_mapping(&table.workload, row.policy)?.round() as u64)))
     });
     let each = each.collect::<Vec<_>>().join(", ");
     (of_kernel > 0).then(|| {
         format!(
-            "The first rows estimate the code of Linux 6.12 and of our module. Its instructions for a mapping of a page were counted in a guest \
-             (docs/linux.md): {each}. Each takes {INSTRUCTION_NS} ns, as one of a program did on one machine (docs/replay.md). Waits and copies are simulated, as for the library's code."
+            "The first rows estimate the code of Linux 6.12 and of our module. Its instructions were counted in a guest behind VT-d \
+             (docs/linux.md); for a mapping here they come to: {each}. Each takes {INSTRUCTION_NS} ns, as one of a program did on one machine (docs/replay.md). Waits and copies are simulated, as for the library's code."
         )
     })
 }
@@ -486,7 +511,7 @@ struct Line<'a> {
 }
 
 fn of<'a>(table: &Table, row: &'a Row) -> Result<'a> {
-    let Outcome { per_s, spent, queue_busy, device_busy, copy_busy, lines, inferred } = &row.outcome;
+    let Outcome { per_s, spent, queue_busy, device_busy, copy_busy, lines, inferred, .. } = &row.outcome;
     Result {
         policy: row.policy.name,
         cpus: table.machine.cpus,

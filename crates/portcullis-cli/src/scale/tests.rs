@@ -61,7 +61,7 @@ fn a_machine_has_the_profile_s_waits_and_the_calibration_s_lines() {
         unmap_page_ns: 6.0,
         walk_read_ns: 13.0,
         copies: Copies { hot_ns: 9.0, cold_ns: 10.0, remote_ns: 11.0, socket_gb_per_s: 12.0 },
-        copies_in: false,
+        of_module: false,
     };
     assert_eq!(machine(&profile, &calibration, 65, None), expected);
     for (cpus, asked, sockets) in
@@ -86,7 +86,7 @@ fn a_recording_becomes_requests_of_its_mappings_that_end() {
     let (Workload { name, about, requests, depth, device }, told) =
         recording(file.path(), Some(700)).unwrap();
     let mappings: Vec<_> = requests.iter().map(|request| (request.work_ns, &request.mappings[..])).collect();
-    let mapping = |pages, bytes, shared| [Mapping { pages, bytes, shared, received: false }];
+    let mapping = |pages, bytes, shared| [Mapping { pages, pieces: 1, bytes, shared, received: false }];
     let expected = [
         mapping(1, page, false),
         mapping(2, page + 1, true),
@@ -160,7 +160,7 @@ fn a_choice_is_right_even_if_the_recording_s_cpus_were_hardly_busy() {
     assert_eq!(choice, Some("bounce"), "{said}");
     for part in [
         "The recording does not tell how long those CPUs idled. If they were busy for only a tenth of the time, 12us of other work came with each \
-         mapping, and protection costs 4.2 % (linux-bounce) to 64.9 % (linux-strict), so choose bounce. If they never idled, choose strict (",
+         mapping, and protection costs 4.1 % (linux-bounce) to 64.8 % (linux-strict), so choose bounce. If they never idled, choose strict (",
         // What else is assumed is looked at by the same rule.
         "The choice is the same if instructions of the kernel take half as long (",
     ] {

@@ -13,6 +13,8 @@ pub(super) struct Load {
     pub work_ns: f64,
     /// The library's own time, independent of other CPUs.
     pub own_ns: f64,
+    /// The part of it that a hypervisor takes.
+    pub asked_ns: f64,
     /// Operations of one page on shared state.
     pub units: f64,
     /// Waits for the invalidation queue.

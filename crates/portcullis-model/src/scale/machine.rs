@@ -29,8 +29,9 @@ pub struct Machine {
     pub walk_read_ns: f64,
     /// Costs of copies.
     pub copies: Copies,
-    /// `bounce` first copies a device-written buffer into its slot, as the Linux module does, and so copies it twice.
-    pub copies_in: bool,
+    /// `bounce` is the Linux module's. It first copies a device-written buffer into its slot, and so copies it twice; and what it does not copy, it
+    /// maps as [`LINUX_STRICT`](super::LINUX_STRICT) does: each unmap waits with a lock held.
+    pub of_module: bool,
 }
 
 /// Costs of copies, in nanoseconds for each KiB.

@@ -74,6 +74,8 @@ pub struct Outcome {
     pub per_s: f64,
     /// For each request.
     pub spent: Spent,
+    /// The part of the library's own time in which a hypervisor maps and unmaps, where that is asked to.
+    pub asked_ns: f64,
     /// The share of the time in which the invalidation queue worked.
     pub queue_busy: f64,
     /// The share of the time in which each device worked, on average.
@@ -102,10 +104,13 @@ pub fn run(
     if workload.requests.is_empty() || workload.device.count == 0 || machine.cpus == 0 {
         return Err("nothing to do: no request, no device or no CPU".into());
     }
-    let mut curve = policy.operation.map(|name| operations.curve(name, machine)).transpose()?;
+    // What CPUs share is the state of mappings that are not copied, where the module maps these as Linux's strict does.
+    let mapped = of_module(machine, workload, policy);
+    let shared = mapped.unwrap_or(policy);
+    let mut curve = shared.operation.map(|name| operations.curve(name, machine)).transpose()?;
     let mut ns = curve.as_ref().map_or_else(|| vec![0.0], |curve| curve.ns.clone());
     // For each unmap: waits for the queue, and a lock holder's wait, in a part of which the hardware is busy.
-    let (every, locked, busy) = match policy.waits {
+    let (every, locked, busy) = match shared.waits {
         Waits::Never => (0.0, 0.0, 0.0),
         Waits::Shared(unmaps) | Waits::Own(unmaps) | Waits::Queues(unmaps) => {
             (1.0 / f64::from(unmaps.max(1)), 0.0, 0.0)
@@ -113,13 +118,13 @@ pub fn run(
         Waits::Locked(unmaps) => {
             let wait = machine.submission_ns + machine.request_ns;
             let seen =
-                if policy.looks_ns > 0.0 { (wait / policy.looks_ns).ceil() * policy.looks_ns } else { wait };
+                if shared.looks_ns > 0.0 { (wait / shared.looks_ns).ceil() * shared.looks_ns } else { wait };
             let unmaps = f64::from(unmaps.max(1));
             (0.0, seen / unmaps, wait / unmaps)
         }
     };
     // A submitter fills a ring: the shared one, or its own.
-    let way = match policy.waits {
+    let way = match shared.waits {
         Waits::Shared(_) => Some(SHARED),
         Waits::Queues(_) => Some(QUEUES),
         Waits::Never | Waits::Locked(_) | Waits::Own(_) => None,
@@ -133,11 +138,11 @@ pub fn run(
         curve.inferred.extend(ring.inferred);
     }
     // A wait with a lock held makes the others wait, too; a contended lock is passed on.
-    let (submits, handed_on) = if policy.handed_on > 0 {
+    let (submits, handed_on) = if shared.handed_on > 0 {
         let far = if machine.sockets > 1 { 1.0 - 1.0 / f64::from(machine.sockets) } else { 0.0 };
         let line = machine.near_ns * (1.0 - far) + machine.far_ns * far;
         let ring = operations.ring(ALONE, machine)?;
-        (ring.ns.get(1).copied().unwrap_or(0.0), f64::from(policy.handed_on) * line)
+        (ring.ns.get(1).copied().unwrap_or(0.0), f64::from(shared.handed_on) * line)
     } else {
         (0.0, 0.0)
     };
@@ -145,7 +150,7 @@ pub fn run(
         let handed_on = if cpus > 1 { handed_on } else { 0.0 };
         *ns += (locked + submits + handed_on) * cpus.max(1) as f64;
     }
-    let ways = Ways::new(machine, policy, operations, every)?;
+    let ways = Ways::new(machine, policy, mapped, operations, every)?;
     let loads = workload.requests.iter().map(|request| load(machine, workload, &ways, request));
     let sockets = machine.sockets.clamp(1, machine.cpus) as usize;
     let per_kib = per_kib(machine, policy);
@@ -172,7 +177,8 @@ pub fn run(
         devices: vec![Serial::default(); workload.device.count as usize],
     };
     let mean = |of: fn(&Load) -> f64| setup.loads.iter().map(of).sum::<f64>() / setup.loads.len() as f64;
-    let (units, copy_kib) = (mean(|load| load.units), mean(|load| load.copy_kib));
+    let (units, copy_kib, asked_ns) =
+        (mean(|load| load.units), mean(|load| load.copy_kib), mean(|load| load.asked_ns));
     let ran = Engine::new(setup).run(REQUESTS);
     let requests = ran.requests as f64;
     let locked_busy = requests / ran.ns * units * busy / f64::from(stations);
@@ -181,12 +187,20 @@ pub fn run(
     Ok(Outcome {
         per_s: requests / ran.ns * 1e9,
         spent: ran.spent.over(requests),
+        asked_ns,
         queue_busy: (ran.queue_busy + locked_busy).min(1.0),
         device_busy: ran.device_busy,
         copy_busy: copied_gb_per_s / (machine.copies.socket_gb_per_s * sockets as f64),
         lines,
         inferred,
     })
+}
+
+/// The policy by which the module's `policy` maps what it does not copy, if `workload` has any of that.
+fn of_module(machine: &Machine, workload: &Workload, policy: &Policy) -> Option<&'static Policy> {
+    let is_bounce = machine.of_module && policy.strict && policy.copied == Copied::Newest;
+    let mut mappings = workload.requests.iter().flat_map(|request| &request.mappings);
+    Policy::named(LINUX_STRICT).filter(|_| is_bounce && mappings.any(|mapping| !policy.copies(mapping)))
 }
 
 /// A CPU's own time to copy a KiB.
@@ -208,6 +222,8 @@ fn per_kib(machine: &Machine, policy: &Policy) -> f64 {
 /// The possible costs of mappings under a policy.
 struct Ways<'a> {
     policy: &'a Policy,
+    /// Another policy's operation for what is not copied.
+    mapped: Option<&'static str>,
     operations: &'a Operations,
     machine: &'a Machine,
     /// Waits for each unmap that is not copied.
@@ -221,6 +237,7 @@ struct Ways<'a> {
 #[derive(Debug, Clone, Copy, Default)]
 struct Cost {
     own_ns: f64,
+    asked_ns: f64,
     units: f64,
     waits: f64,
     copy_kib: f64,
@@ -230,6 +247,7 @@ impl<'a> Ways<'a> {
     fn new(
         machine: &'a Machine,
         policy: &'a Policy,
+        mapped: Option<&'static Policy>,
         operations: &'a Operations,
         every: f64,
     ) -> Result<Self, String> {
@@ -237,9 +255,11 @@ impl<'a> Ways<'a> {
             |name| operations.curve(name, machine).map(|curve| curve.ns.get(1).copied().unwrap_or(0.0));
         let choice = match policy.copied {
             Copied::Cheaper => (alone("adaptive")?, alone("pool")?),
+            _ if mapped.is_some() => (0.0, alone("pool")?),
             _ => (0.0, 0.0),
         };
-        Ok(Self { policy, operations, machine, every, per_kib: per_kib(machine, policy), choice })
+        let mapped = mapped.and_then(|mapped| mapped.operation);
+        Ok(Self { policy, mapped, operations, machine, every, per_kib: per_kib(machine, policy), choice })
     }
 
     /// By the policy's own operation; a copy waits for nothing.
@@ -247,11 +267,12 @@ impl<'a> Ways<'a> {
         let size = self.operations.size(name, mapping.pages);
         let (machine, pages) = (self.machine, mapping.pages as f64);
         let by_request = machine.map_request_ns + (machine.map_page_ns + machine.unmap_page_ns) * pages;
-        let asks = if copies { 0.0 } else { by_request };
+        let asked_ns = if copies { 0.0 } else { by_request };
         // A mapping too large to be copied is mapped, and waits individually.
         let waits = if copies || self.policy.copied == Copied::Nothing { self.every } else { 1.0 };
         Cost {
-            own_ns: size.own_ns + self.policy.written_back_ns + asks,
+            own_ns: size.own_ns + self.policy.written_back_ns + asked_ns,
+            asked_ns,
             units: size.shared,
             waits,
             copy_kib: if copies { self.times(mapping) * kib(mapping.bytes) } else { 0.0 },
@@ -260,8 +281,8 @@ impl<'a> Ways<'a> {
 
     /// How often a bounced mapping copies its bytes.
     fn times(&self, mapping: &Mapping) -> f64 {
-        let of_machine = self.machine.copies_in && self.policy.copied == Copied::Newest;
-        if (of_machine || self.policy.copies_in) && mapping.received { 2.0 } else { 1.0 }
+        let of_module = self.machine.of_module && self.policy.copied == Copied::Newest;
+        if (of_module || self.policy.copies_in) && mapping.received { 2.0 } else { 1.0 }
     }
 
     /// In the ring, or through a slot, or with slots for the ends: the cheapest that exposes no other data.
@@ -280,7 +301,7 @@ impl<'a> Ways<'a> {
         };
         let other = if mapping.shared { cut } else { mapped };
         let must_copy = mapping.shared && mapping.pages < 3;
-        let may_copy = mapping.pages <= self.policy.most_copied;
+        let may_copy = self.policy.copies(mapping);
         if must_copy || (may_copy && ns(&copied) < ns(&other)) { copied } else { other }
     }
 
@@ -292,7 +313,17 @@ impl<'a> Ways<'a> {
         match self.policy.copied {
             Copied::Cheaper => self.cheaper(mapping),
             Copied::Nothing => self.by_itself(name, mapping, false),
-            _ => self.by_itself(name, mapping, mapping.pages <= self.policy.most_copied),
+            _ => match (self.mapped, self.policy.copies(mapping)) {
+                // Slots are per CPU: what is shared is the state of what is mapped.
+                (Some(_), true) => {
+                    let copied = self.by_itself(name, mapping, true);
+                    let (_, slot_ns) = self.choice;
+                    Cost { own_ns: copied.own_ns + copied.units * slot_ns, units: 0.0, ..copied }
+                }
+                // The lock's holder waits, which the shared state has.
+                (Some(mapped), false) => Cost { waits: 0.0, ..self.by_itself(mapped, mapping, false) },
+                (None, copies) => self.by_itself(name, mapping, copies),
+            },
         }
     }
 }
@@ -317,6 +348,7 @@ fn load(machine: &Machine, workload: &Workload, ways: &Ways<'_>, request: &Reque
     for mapping in &request.mappings {
         let cost = ways.cost(name, mapping);
         load.own_ns += cost.own_ns;
+        load.asked_ns += cost.asked_ns;
         load.units += cost.units;
         load.waits += cost.waits;
         load.copy_kib += cost.copy_kib;

@@ -2,6 +2,8 @@
 
 use portcullis::dma::QueueConfig;
 
+use super::workload::Mapping;
+
 /// How unmaps wait for the invalidation queue.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Waits {
@@ -170,6 +172,11 @@ impl Policy {
     /// Whether each unmap waits for the IOMMU.
     pub fn waits_each(&self) -> bool {
         matches!(self.waits, Waits::Shared(1) | Waits::Locked(1) | Waits::Own(1) | Waits::Queues(1))
+    }
+
+    /// Whether it copies `mapping`, if it copies by size.
+    pub fn copies(&self, mapping: &Mapping) -> bool {
+        mapping.pages <= self.most_copied
     }
 
     /// The policy called `name`.

@@ -6,6 +6,8 @@ pub struct Mapping {
     /// Pages of 4 KiB that a request maps and unmaps for it. 0: the buffer stays mapped from request to request, and a policy at most
     /// copies it.
     pub pages: u64,
+    /// Pieces of memory that these are, of a list.
+    pub pieces: u64,
     /// Bytes that the device moves, and that bounce buffers copy.
     pub bytes: u64,
     /// Other data lies in its first or its last page.
@@ -71,12 +73,12 @@ pub const NAMES: [&str; 8] =
 
 /// Whole received pages.
 fn pages(pages: u64) -> Vec<Mapping> {
-    vec![Mapping { pages, bytes: pages * 4096, shared: false, received: true }]
+    vec![Mapping { pages, pieces: 1, bytes: pages * 4096, shared: false, received: true }]
 }
 
 /// A received or sent part of a page.
 const fn part(bytes: u64, received: bool) -> Mapping {
-    Mapping { pages: 1, bytes, shared: true, received }
+    Mapping { pages: 1, pieces: 1, bytes, shared: true, received }
 }
 
 impl Workload {
@@ -136,7 +138,7 @@ impl Workload {
                     .into(),
                 requests: vec![Request {
                     work_ns: 3_200.0,
-                    mappings: vec![Mapping { pages: 0, bytes: 8_192, shared: false, received: true }, part(66, false)],
+                    mappings: vec![Mapping { pages: 0, pieces: 1, bytes: 8_192, shared: false, received: true }, part(66, false)],
                 }],
                 depth: 128,
                 device: Device { count: cpus.div_ceil(5), ..nic },
@@ -147,7 +149,7 @@ impl Workload {
                     .into(),
                 requests: vec![Request {
                     work_ns: 10_000.0,
-                    mappings: vec![Mapping { pages: 1, bytes: 4_096, shared: false, received: false }],
+                    mappings: vec![Mapping { pages: 1, pieces: 1, bytes: 4_096, shared: false, received: false }],
                 }],
                 depth: 32,
                 device: Device { count: cpus, requests_per_s: 1e12, gb_per_s: 1e3, latency_ns: 20_000.0, page_ns: 0.0 },
@@ -165,7 +167,7 @@ impl Workload {
                 name: name.into(),
                 about: "what a guest receives, 256 KiB for each mapping, 39,600 ns of CPU for each: one core did 43 Gb/s and spent 9,200 ns of \
                         48,800 in a flush. (256 KiB is inferred: at 229 Gb/s the queue took 8.2 us for a submission, one after the other, so \
-                        each was for 235 KB at least.) Links that keep up"
+                        each was for 235 KB at least.) Links that keep up. A guest's waits are longer: crates/portcullis-trace/profiles/vtd-nested.toml (--profile)"
                     .into(),
                 requests: vec![Request { work_ns: 39_600.0, mappings: pages(64) }],
                 depth: 8,

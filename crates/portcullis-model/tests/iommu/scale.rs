@@ -21,7 +21,7 @@ fn machine(cpus: u32, sockets: u32) -> Machine {
         unmap_page_ns: 0.0,
         walk_read_ns: 197.0,
         copies,
-        copies_in: false,
+        of_module: false,
     }
 }
 
@@ -121,7 +121,7 @@ fn bare(work_ns: f64) -> Workload {
         about: String::new(),
         requests: vec![Request {
             work_ns,
-            mappings: vec![Mapping { pages: 1, bytes: 1, shared: false, received: false }],
+            mappings: vec![Mapping { pages: 1, pieces: 1, bytes: 1, shared: false, received: false }],
         }],
         depth: 4,
         device: Device { count: 1, requests_per_s: 1e12, gb_per_s: 1e9, latency_ns: 0.0, page_ns: 0.0 },
@@ -183,7 +183,7 @@ fn hardware_that_is_waited_for_together_keeps_up_and_one_by_one_it_does_not() {
 fn adaptive_leaves_nothing_open_and_takes_the_cheaper_way() {
     let operations = Operations::measured().unwrap();
     let spent = |machine: &Machine, (pages, bytes, shared)| {
-        let mapping = Mapping { pages, bytes, shared, received: false };
+        let mapping = Mapping { pages, pieces: 1, bytes, shared, received: false };
         let requests = vec![Request { work_ns: 1_000.0, mappings: vec![mapping] }];
         let workload = Workload { requests, ..bare(0.0) };
         run(machine, &workload, Policy::named("adaptive").unwrap(), &operations).unwrap().spent
@@ -321,7 +321,7 @@ fn adaptive_copies_all_of_what_has_no_page_of_its_own_and_no_more_than_it_may() 
     let copies = Copies { hot_ns: 1_000.0, cold_ns: 1_000.0, remote_ns: 1_000.0, socket_gb_per_s: 68.0 };
     let copied = |pages: u64, shared: bool, submission_ns: f64| {
         let machine = Machine { copies, submission_ns, ..machine(1, 1) };
-        let mappings = vec![Mapping { pages, bytes: pages * 4096, shared, received: false }];
+        let mappings = vec![Mapping { pages, pieces: 1, bytes: pages * 4096, shared, received: false }];
         let workload = Workload { requests: vec![Request { work_ns: 0.0, mappings }], ..bare(0.0) };
         let outcome = run(&machine, &workload, Policy::named("adaptive").unwrap(), &made()).unwrap();
         (outcome.spent.copy_ns / 1_000.0).round() as u64
@@ -350,13 +350,13 @@ fn copies_take_a_share_of_what_memory_can_copy() {
     assert_eq!(of("strict", 2, 1).copy_busy, 0.0);
 }
 
-/// With `copies_in` a bounced buffer is copied twice if a device writes it, and once if a device reads it.
+/// Of the module a bounced buffer is copied twice if a device writes it, and once if a device reads it.
 #[test]
 fn what_is_received_is_copied_twice_where_slots_are_filled_first() {
     let copies = Copies { hot_ns: 1_000.0, cold_ns: 1_000.0, remote_ns: 1_000.0, socket_gb_per_s: 68.0 };
-    let copied = |policy: &str, received: bool, copies_in: bool| {
-        let machine = Machine { copies, copies_in, ..machine(1, 1) };
-        let mappings = vec![Mapping { pages: 1, bytes: 4096, shared: true, received }];
+    let copied = |policy: &str, received: bool, of_module: bool| {
+        let machine = Machine { copies, of_module, ..machine(1, 1) };
+        let mappings = vec![Mapping { pages: 1, pieces: 1, bytes: 4096, shared: true, received }];
         let workload = Workload { requests: vec![Request { work_ns: 0.0, mappings }], ..bare(0.0) };
         let outcome =
             run(&machine, &workload, Policy::named(policy).unwrap(), &Operations::measured().unwrap())
@@ -365,11 +365,46 @@ fn what_is_received_is_copied_twice_where_slots_are_filled_first() {
     };
     // A swiotlb always does so.
     for (policy, received) in [("bounce", [4, 8]), ("swiotlb", [8, 8])] {
-        let of = |received| [false, true].map(|copies_in| copied(policy, received, copies_in));
+        let of = |received| [false, true].map(|of_module| copied(policy, received, of_module));
         assert_eq!((of(true), of(false)), (received, [4, 4]), "{policy}");
     }
     // The library's queues do not, and the designs of the past are unchanged.
     assert_eq!(["adaptive", "swiotlb-2021"].map(|policy| copied(policy, true, true)), [4, 4]);
+}
+
+/// Of the module's bounce only what is too large to be copied waits with a lock held.
+#[test]
+fn the_module_maps_what_it_does_not_copy_as_linux_does() {
+    let of = |sizes: &[u64], policy: &str, of_module: bool| {
+        let mapping = |pages: &u64| Mapping {
+            pages: *pages,
+            pieces: 1,
+            bytes: pages * 4096,
+            shared: false,
+            received: false,
+        };
+        let request = Request { work_ns: 4_000.0, mappings: sizes.iter().map(mapping).collect() };
+        let mut workload = Workload { requests: vec![request], ..bare(0.0) };
+        workload.device.count = 32;
+        let machine = Machine { of_module, ..machine(32, 1) };
+        run(&machine, &workload, Policy::named(policy).unwrap(), &Operations::measured().unwrap()).unwrap()
+    };
+    let [large, small] = [33, 1];
+    let strict = of(&[large], "vtd-2024", true);
+    let bounce = of(&[large], "bounce", true);
+    assert!((bounce.per_s / strict.per_s - 1.0).abs() < 0.02, "{bounce:?} {strict:?}");
+    assert!((bounce.queue_busy / strict.queue_busy - 1.0).abs() < 0.02 && bounce.spent.copy_ns == 0.0);
+    // One of three waits as one alone does, and the others are copied.
+    let mixed = of(&[small, large, small], "bounce", true);
+    assert!((mixed.per_s / strict.per_s - 1.0).abs() < 0.05, "{mixed:?} {strict:?}");
+    let copied = of(&[small, small], "bounce", true);
+    let copied_of_each = |outcome: &Outcome| outcome.copy_busy / outcome.per_s;
+    assert!((copied_of_each(&mixed) / copied_of_each(&copied) - 1.0).abs() < 1e-9, "{mixed:?} {copied:?}");
+    assert!(copied.spent.shared_ns < 0.1 && copied.queue_busy == 0.0, "{copied:?}");
+    assert!(mixed.spent.own_ns > bounce.spent.own_ns && copied.per_s > 2.0 * mixed.per_s);
+    // The library's waits in the queue, with others.
+    let ours = of(&[large], "bounce", false);
+    assert!(ours.spent.shared_ns < 0.1 && ours.spent.wait_ns > 700.0, "{ours:?}");
 }
 
 /// A lock holder's wait keeps the hardware busy, like a wait in the queue.

@@ -4,10 +4,9 @@ use portcullis_model::scale::Outcome;
 use portcullis_trace::Printable;
 use portcullis_trace::replay::Profile;
 
-use super::Table;
+use super::{Table, of_mapping};
 use crate::calibration::Calibration;
 use crate::counted::instruction;
-use crate::instructions::Instructions;
 use crate::legend::{item, waits};
 use crate::look::{count, wrap};
 
@@ -21,8 +20,8 @@ pub fn explain(table: &Table, profile: &Profile, calibration: &Calibration) -> S
     text.push_str(&line(["policy", "instr.", "IOMMU", "devices", "memory"]));
     let (rows, of_kernel) = table.printed();
     for (at, row) in rows.into_iter().enumerate() {
-        let counted = Instructions::in_scale(row.policy.name).filter(|_| at < of_kernel);
-        let instructions = counted.map_or("-".into(), |(_, [kernel, _])| count(kernel as u64));
+        let counted = of_mapping(&table.workload, row.policy).filter(|_| at < of_kernel);
+        let instructions = counted.map_or("-".into(), |counted| count(counted.round() as u64));
         let Outcome { queue_busy, device_busy, copy_busy, .. } = row.outcome;
         let [queue, device, copy] =
             [queue_busy, device_busy, copy_busy].map(|busy| format!("{:.1} %", busy.min(1.0) * 100.0));
