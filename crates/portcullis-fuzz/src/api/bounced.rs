@@ -94,7 +94,7 @@ impl<X: Format> World<X> {
         let buffer = self.free.swap_remove(which);
         let offset = input.below(PAGE);
         let len = 1 + input.below(buffer.len() - offset);
-        let attributes = Attributes { wipe: input.flag(), copy_in: input.flag(), ..Attributes::default() };
+        let attributes = Attributes { copy_in: input.flag() };
         buffer.fill(0x5a);
         let list = [PhysSegment { phys: PhysAddr::new(buffer.phys().get() + offset), len }];
         // SAFETY: the memory is simulated, every access to it atomic; the buffer is kept until the mapping has ended.

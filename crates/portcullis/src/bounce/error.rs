@@ -60,12 +60,6 @@ pub enum DmaMapError {
     /// No memory for the account of the mapping.
     #[error("nothing is mapped: the heap has no memory for the library's account of the mapping")]
     OutOfMemory,
-    /// An untrusted device's mapping shares a granule with other data, so it must be copied; but its owner does not sync, so it must not be.
-    #[error("a persistent mapping of {len} bytes for an untrusted device does not cover whole granules")]
-    PersistentPart {
-        /// Bytes of the list.
-        len: u64,
-    },
     /// The device is non-coherent and may write to the buffer, whose first or last cache line holds other data, too; and the queue does not copy.
     /// Align the buffer and its length to lines; or make the queue by [`QueueConfig::auto`](crate::dma::QueueConfig::auto) or
     /// [`bounce`](crate::dma::QueueConfig::bounce), in a domain with bounce memory.

@@ -11,7 +11,7 @@ use portcullis::bounce::pool::{Attributes, BouncePool, Way};
 use portcullis_model::open::OpenPool;
 use support::{Bench, PAGE, map, piece, small};
 
-const NONE: Attributes = Attributes { persistent_streaming: false, wipe: false, copy_in: false };
+const NONE: Attributes = Attributes { copy_in: false };
 
 #[test]
 fn unmap_never_allocates_nor_does_a_map_that_reuses_a_buffer() {

@@ -63,23 +63,6 @@ fn auto_without_memory_refuses_a_part_of_a_line() {
     assert_eq!(refused, SetupError::NoCopyMemory);
 }
 
-/// Owners that never sync have nothing copied.
-#[test]
-fn a_persistent_mapping_is_mapped_or_refused() {
-    for config in [QueueConfig::bounce(), QueueConfig::auto(8, PAGE)] {
-        let world = World::new(Policy::Strict);
-        let mut queue: Queue<Machine> = world.card().trusted().queue(config.persistent()).unwrap();
-        let first = world.pages(1);
-        let refused = map(&mut queue, &[segment(first, 0, 60)], FromDevice).unwrap_err();
-        assert_eq!(refused, DmaMapError::PersistentPart { len: 60 });
-        let (mapping, view) = map(&mut queue, &[segment(first, LINE, LINE)], FromDevice).unwrap();
-        assert_eq!(view[0].iova.get() % PAGE, LINE);
-        let reached = world.iommu.probe(CARD, view[0].iova, portcullis::addr::Permissions::WRITE);
-        assert_eq!(reached.map(|phys| phys.get()), Some(first.get() + LINE), "mapped, and not copied");
-        let _ = queue.unmap_raw(mapping).unwrap();
-    }
-}
-
 /// Nothing is mapped around the queues, which know when to clean.
 #[test]
 fn the_device_by_itself_maps_nothing() {

@@ -47,6 +47,15 @@ impl World {
     }
 
     pub fn with(policy: Policy, line: u64, seed: u64) -> Self {
+        Self::made(policy, line, seed, PoolConfig::default())
+    }
+
+    /// One whose pool zeroes each buffer when its mapping ends.
+    pub fn wiping() -> Self {
+        Self::made(Policy::Strict, LINE, 1, PoolConfig { wipe: true, ..PoolConfig::default() })
+    }
+
+    fn made(policy: Policy, line: u64, seed: u64, pool: PoolConfig) -> Self {
         let memory = Memory::new(64 << 20);
         let cache = Cache::new(&memory, line, seed);
         let iommu = Iommu::new(IommuConfig::new(Arc::clone(&memory)));
@@ -74,7 +83,7 @@ impl World {
                 builder.swiotlb(pool).cache_maintenance(maintenance).build(platform)
             }
             _ => {
-                let pool = PoolConfig { threshold: 2 * PAGE, ..PoolConfig::default() };
+                let pool = PoolConfig { threshold: 2 * PAGE, ..pool };
                 builder.cache_maintenance(maintenance).bounce(ram, pool).build(platform)
             }
         };

@@ -18,7 +18,7 @@ pub struct PoolConfig {
     /// For an untrusted device's mapping above the threshold that does not cover whole granules: bounce only its unaligned head and tail, and map
     /// the middle. Otherwise all of it is bounced.
     pub split: bool,
-    /// Zero each buffer when its mapping ends, even if the mapping does not ask for it.
+    /// Zero each buffer when its mapping ends.
     pub wipe: bool,
     /// Nanoseconds for which buffers may be idle. The platform's timer looks this often. It evicts buffers in depots that no map has wanted since
     /// it looked last, so within twice the time; and buffers in per-CPU magazines only when no mapping at all went through a slot in between. At
@@ -106,19 +106,9 @@ impl Default for DeviceProfile {
 /// Attributes of one mapping.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Attributes {
-    /// A long-lived mapping whose owner does not sync (`PERSISTENT_STREAMING` in Linux's proposal): it is never bounced, and refused where only
-    /// bouncing would protect.
-    pub persistent_streaming: bool,
-    /// Zero the bounce buffer when the mapping ends.
-    pub wipe: bool,
     /// The device may write less than all of a [`FromDevice`](crate::addr::Direction::FromDevice) mapping, and the rest must stay as it was: the
     /// original is copied in first.
     pub copy_in: bool,
-}
-
-impl Attributes {
-    /// Only [`persistent_streaming`](Self::persistent_streaming).
-    pub const PERSISTENT_STREAMING: Self = Self { persistent_streaming: true, wipe: false, copy_in: false };
 }
 
 /// A pool's counters. They are of slightly different times while other CPUs use the pool.

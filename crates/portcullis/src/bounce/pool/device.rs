@@ -72,6 +72,22 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BounceDevice<M, P, C> {
         mapping.ok().flatten().map(|mapping| mapping.iova())
     }
 
+    /// Maps directly a list of any length, of which the device may have [all granules](Client::look_at).
+    ///
+    /// # Safety
+    /// As [`map`](Self::map).
+    pub(crate) unsafe fn map_uncopied<'a>(
+        &self,
+        list: &'a [PhysSegment],
+        direction: Direction,
+    ) -> Result<PoolMapping<'a>, DmaMapError> {
+        let (pool, client) = (&*self.pool, &self.client);
+        let terms = pool.terms_of(client, list, direction, Attributes::default());
+        let touches = shape(list, pool.domain.granule()).touches;
+        // SAFETY: clauses 1 to 3 are the caller's.
+        unsafe { pool.map_direct(client, list, total(list)?, terms, touches) }
+    }
+
     /// Checks that the device reaches all slots.
     ///
     /// # Errors
@@ -119,9 +135,8 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BounceDevice<M, P, C> {
     /// policy owes is confirmed), or the pool is dropped. As long as it lasts:
     ///
     /// 1. All bytes of `list` are memory that the CPU reaches through the pool's [`CopyMemory`].
-    /// 2. They are the caller's to open to the device, as for [`Domain::map`](crate::domain::Domain::map), clauses 1 to 3: large and
-    ///    [persistent](Attributes::persistent_streaming) mappings are not copied but mapped. (An untrusted device gets only these bytes; any other
-    ///    gets all of their granules.)
+    /// 2. They are the caller's to open to the device, as for [`Domain::map`](crate::domain::Domain::map), clauses 1 to 3: large mappings
+    ///    are not copied but mapped. (An untrusted device gets only these bytes; any other gets all of their granules.)
     /// 3. While this, a sync or the unmap of the mapping runs, only devices and atomic accesses touch them: these calls copy as a device would.
     #[inline]
     pub unsafe fn map<'a>(
@@ -175,7 +190,7 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
         attributes: Attributes,
         counted: impl FnOnce(&LocalCpu<'_>),
     ) -> Option<PoolMapping<'a>> {
-        if attributes.persistent_streaming || !client.reaches_slots {
+        if !client.reaches_slots {
             return None;
         }
         piece.last().ok()?;
@@ -220,7 +235,7 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
         (attributes, copied): (Attributes, bool),
     ) -> Result<Option<PoolMapping<'static>>, DmaMapError> {
         let len = total(list)?;
-        if attributes.persistent_streaming || !client.reaches_slots {
+        if !client.reaches_slots {
             return Ok(None);
         }
         let terms = self.terms_of(client, list, direction, attributes);
@@ -260,7 +275,7 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
         Terms {
             direction,
             copy_in: attributes.copy_in && direction == Direction::FromDevice,
-            wipe: attributes.wipe || self.config.wipe,
+            wipe: self.config.wipe,
             listed,
             offset: first.get() & client.profile.offset_mask,
         }
@@ -293,13 +308,6 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
         let (len, terms) = (total(list)?, self.terms_of(client, list, direction, attributes));
         let shape = shape(list, self.domain.granule());
         let opens_others = client.profile.untrusted && !shape.whole;
-        if attributes.persistent_streaming {
-            if opens_others {
-                return Err(DmaMapError::PersistentPart { len });
-            }
-            // SAFETY: clauses 1 to 3 are the caller's.
-            return unsafe { self.map_direct(client, list, len, terms, shape.touches) };
-        }
         if len <= self.threshold() {
             // SAFETY: clauses 1 to 3 are the caller's.
             return unsafe { self.map_single_use(client, list, len, (terms, copied)) };

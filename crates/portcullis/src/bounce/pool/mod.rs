@@ -17,13 +17,12 @@
 //! | the same, but the class has no slot left, the device does not reach the slots, or the [offset to keep](DeviceProfile::offset_mask) makes it too long for a slot | through a single-use buffer, unmapped strictly at the end |
 //! | larger | mapped directly, by the policy of its queue's device (the domain's, where [`unmap`](BouncePool::unmap) is called without a queue) |
 //! | larger, for an [untrusted](DeviceProfile::untrusted) device, and not of whole granules | head and tail bounced, the middle mapped, in one range; all of it bounced where [splitting](PoolConfig::split) is off, or where a piece ends or the next begins inside a granule |
-//! | [persistent](Attributes::persistent_streaming) | mapped directly; an error where an untrusted device would reach more than the mapping |
 //!
 //! # The contents of a buffer
 //! - The device finds the bytes of its own mapping. Before and behind them, in the rest of the slot, it finds zeros, or bytes of earlier mappings
 //!   of the same [group](DeviceProfile::group). When a slot moves to another group, everything that its buffer may hold is zeroed first. Memory
 //!   comes zeroed from [`Frames`](crate::platform::Frames).
-//! - With [`wipe`](Attributes::wipe) the buffer is zeroed when the mapping ends, so nothing remains while the slot is idle.
+//! - With [`wipe`](PoolConfig::wipe) the buffer is zeroed when the mapping ends, so nothing remains while the slot is idle.
 //! - Where a device writes less than a [`FromDevice`](crate::addr::Direction::FromDevice) mapping, the driver finds in the rest what the buffer
 //!   held: zeros, or bytes that devices of the same group wrote there before. It never finds a CPU's bytes: buffers for that direction get none,
 //!   except by [`copy_in`](Attributes::copy_in), and such a buffer is zeroed before its next use. A driver that cannot accept this asks for

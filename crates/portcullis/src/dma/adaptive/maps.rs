@@ -127,7 +127,7 @@ impl<M: Mapper, P: Platform, C: CopyMemory, K: Fn() -> u64> AdaptiveRing<M, P, C
         out: &mut [DmaSegment],
     ) -> Result<(RawMapping, usize, bool), DmaMapError> {
         let mut failed = false;
-        if choice == Choice::Map && !attributes.persistent_streaming {
+        if choice == Choice::Map {
             let refused = if shared {
                 // SAFETY: clauses 1 to 5 are the caller's.
                 match unsafe { self.map_cut(list, attributes, out) } {
@@ -147,7 +147,7 @@ impl<M: Mapper, P: Platform, C: CopyMemory, K: Fn() -> u64> AdaptiveRing<M, P, C
                 if self.falls_back_to_mapping(error, class)?
                     && !shared
                     // SAFETY: clauses 1 to 5 are the caller's.
-                    && let Some((mapping, used)) = unsafe { self.map_alone(list, attributes, out) }?
+                    && let Some((mapping, used)) = unsafe { self.map_alone(list, out) }?
                 {
                     return Ok((mapping, used, true));
                 }
@@ -173,13 +173,10 @@ impl<M: Mapper, P: Platform, C: CopyMemory, K: Fn() -> u64> AdaptiveRing<M, P, C
     unsafe fn map_alone(
         &self,
         list: &[PhysSegment],
-        attributes: Attributes,
         out: &mut [DmaSegment],
     ) -> Result<Option<(RawMapping, usize)>, DmaMapError> {
-        // Persistent mappings are direct.
-        let attributes = Attributes { persistent_streaming: true, ..attributes };
         // SAFETY: clauses 1 to 3 are the caller's.
-        match unsafe { self.pool.map(list, self.direction, attributes) } {
+        match unsafe { self.pool.map_uncopied(list, self.direction) } {
             Ok(mapping) => Ok(Some(self.of_pool(&mapping, out))),
             Err(error) if error.may_be_reached() => Err(error),
             Err(_) => Ok(None),

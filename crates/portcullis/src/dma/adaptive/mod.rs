@@ -39,8 +39,7 @@ pub(crate) use book::{Cell, Half, class_of, classes, pause_after};
 ///
 /// If the ring has no room for a buffer, [`map`](Self::map) fails as long as others wait for a commit, which makes room, as in the ring itself. If
 /// none does, the buffer is mapped directly, which ends at once, with a wait; or copied, if that was measured to be cheaper, if there are no
-/// addresses or tables for a mapping, or if only its middle may be mapped. A buffer that is neither for the ring nor for a copy (above the pool's
-/// threshold, or persistent) is mapped directly. All this holds whatever the domain's policy.
+/// addresses or tables for a mapping, or if only its middle may be mapped. A buffer that is neither for the ring nor for a copy is mapped directly. All this holds whatever the domain's policy.
 ///
 /// A copy costs time by the byte, a mapping costs a share of the wait for the hardware. Where the two cross depends on caches, on the IOMMU and on
 /// the load, so it is measured. [`new`](Self::new) times both ways for each size (powers of two from 512 bytes to the pool's threshold), with shared

@@ -41,7 +41,7 @@ impl<M: Mapper, P: Platform, C: CopyMemory, K: Fn() -> u64> AdaptiveRing<M, P, C
     /// returns `None`, with nothing changed.
     ///
     /// # Safety
-    /// As [`map`](Self::map), clauses 1 to 5, with attributes that are not persistent.
+    /// As [`map`](Self::map), clauses 1 to 5.
     // Out of line, it returns in two registers.
     #[inline(never)]
     pub(in crate::dma) unsafe fn map_fast(
@@ -62,7 +62,7 @@ impl<M: Mapper, P: Platform, C: CopyMemory, K: Fn() -> u64> AdaptiveRing<M, P, C
     /// The ring's, if devices may reach entries of the list.
     ///
     /// # Safety
-    /// As [`map`](Self::map), clauses 1 to 5, with attributes that are not persistent.
+    /// As [`map`](Self::map), clauses 1 to 5.
     #[inline]
     pub(in crate::dma) unsafe fn map_in_ring(
         &mut self,

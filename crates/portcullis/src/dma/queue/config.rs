@@ -21,8 +21,8 @@ pub enum Strategy {
 
 /// The configuration of a [`Queue`](super::Queue). Each strategy has a constructor, and nothing else of a driver changes with it. When the queue is
 /// [made](super::Device::queue), an impossible number is an error, and so is [`batch`](Self::batch), [`colour`](Self::colour) or
-/// [`measuring`](Self::measuring) for a strategy without a use for it. Any strategy takes [`wiping`](Self::wiping), [`copying_in`](Self::copying_in)
-/// and [`persistent`](Self::persistent): they concern copies, and do nothing without any.
+/// [`measuring`](Self::measuring) for a strategy without a use for it. Any strategy takes [`copying_in`](Self::copying_in): it concerns copies, and
+/// does nothing without any.
 ///
 /// ```
 /// # use portcullis::dma::QueueConfig;
@@ -58,7 +58,7 @@ impl QueueConfig {
             bytes: 0,
             batch: None,
             colour: None,
-            attributes: Attributes { persistent_streaming: false, wipe: false, copy_in: false },
+            attributes: Attributes { copy_in: false },
             direction: None,
         }
     }
@@ -110,23 +110,10 @@ impl QueueConfig {
         Self { colour: Some(colour), ..self }
     }
 
-    /// Zeroes each copy when its mapping ends. For copies behind an IOMMU. The pool of a machine without one has its own rule: the next
-    /// mapping at a place overwrites or zeroes the old bytes.
-    pub const fn wiping(self) -> Self {
-        Self { attributes: Attributes { wipe: true, ..self.attributes }, ..self }
-    }
-
     /// The device may write less than all of a [`FromDevice`](crate::addr::Direction::FromDevice) mapping, and the rest must stay as it
     /// was: the original is copied in first. (Without an IOMMU every copy is made like this.)
     pub const fn copying_in(self) -> Self {
-        Self { attributes: Attributes { copy_in: true, ..self.attributes }, ..self }
-    }
-
-    /// Mappings live long, and their owner does not sync (`PERSISTENT_STREAMING` in Linux's proposal). So behind an IOMMU they are never
-    /// copied, and refused ([`DmaMapError::PersistentPart`](super::DmaMapError::PersistentPart)) where only copying would protect. Without
-    /// an IOMMU this changes nothing: a queue that copies there copies all.
-    pub const fn persistent(self) -> Self {
-        Self { attributes: Attributes { persistent_streaming: true, ..self.attributes }, ..self }
+        Self { attributes: Attributes { copy_in: true }, ..self }
     }
 
     /// [`auto`](Self::auto) measures both ways only for data of this direction when the queue is made. Data of the others can be mapped,

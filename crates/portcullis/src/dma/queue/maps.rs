@@ -53,7 +53,6 @@ impl<X: Machine, B: DmaBuffer> Queue<X, B> {
             return Ok((mapping, 1));
         }
         if let ([segment], [place, ..], Lane::Auto(lane)) = (list, &mut *out, &mut self.lane)
-            && !self.attributes.persistent_streaming
             // SAFETY: clauses 1 to 4 are the caller's.
             && let Some(range) = unsafe { lane.map_fast(*segment, direction) }
         {
@@ -122,7 +121,7 @@ impl<X: Machine, B: DmaBuffer> Queue<X, B> {
                 Ok(of_pool(&mapping, queue, out))
             }
             Lane::Auto(lane) => {
-                if list.len() > 1 && !self.attributes.persistent_streaming {
+                if list.len() > 1 {
                     // SAFETY: clauses 1 to 3 are the caller's; a queue is not `Sync`, so no two syncs meet.
                     if let Some((mapping, used)) = unsafe { lane.map_in_ring(list, direction, out) }? {
                         return Ok((used, mapping));

@@ -388,15 +388,15 @@ fn what_is_for_neither_ring_nor_copy_is_out_of_reach_when_its_unmap_returns() {
     let clock = costs.clock(&bench);
     let direction = Direction::Bidirectional;
     let mut queue = AdaptiveRing::new(&device, bench.device(0, false), direction, config, clock).unwrap();
-    let buffer = bench.memory.buffer(4 * PAGE).unwrap();
-    // In one piece, and with a gap.
+    let buffer = bench.memory.buffer(1000 * PAGE).unwrap();
+    // Larger than the ring, in one piece and with a gap.
     for list in [
-        &[piece(buffer.phys(), 0, PAGE)][..],
-        &[piece(buffer.phys(), 0, 64), piece(buffer.phys(), 2 * PAGE, 64)],
+        &[piece(buffer.phys(), 0, 900 * PAGE)][..],
+        &[piece(buffer.phys(), 0, 900 * PAGE + 64), piece(buffer.phys(), 902 * PAGE, 64)],
     ] {
         let mut view = [DmaSegment::default(); 2];
         // SAFETY: the memory is simulated, every access to it atomic.
-        let mapped = unsafe { queue.map(list, Attributes::PERSISTENT_STREAMING, &mut view) };
+        let mapped = unsafe { queue.map(list, Attributes::default(), &mut view) };
         let mapping = mapped.unwrap().0;
         assert_eq!(mapping.way(), Some(Way::Direct));
         let iova = mapping.iova();

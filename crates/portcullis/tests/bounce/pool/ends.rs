@@ -16,7 +16,7 @@ use portcullis_model::{Iommu, IommuConfig, Memory};
 use crate::chosen::Chosen;
 use crate::pool::support::{Bench, DEVICE, PAGE, Rationed, map, piece, small};
 
-const NONE: Attributes = Attributes { persistent_streaming: false, wipe: false, copy_in: false };
+const NONE: Attributes = Attributes { copy_in: false };
 
 #[test]
 fn mistakes_are_named_and_change_nothing() {

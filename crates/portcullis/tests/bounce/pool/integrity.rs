@@ -33,8 +33,7 @@ fn piece(dice: &mut Dice) -> (u64, u64) {
 }
 
 fn map(dice: &mut Dice) -> Op {
-    let attributes =
-        Attributes { persistent_streaming: dice.one_in(6), wipe: dice.one_in(5), copy_in: dice.one_in(3) };
+    let attributes = Attributes { copy_in: dice.one_in(3) };
     let pieces = if dice.one_in(4) { 2 + dice.below(3) } else { 1 };
     Op::Map {
         cpu: dice.below(4) as usize,

@@ -7,18 +7,17 @@ use portcullis_model::open::OpenPool;
 
 use crate::pool::support::{Bench, DEVICE, PAGE, TIMEOUT, map, piece, small};
 
-const NONE: Attributes = Attributes { persistent_streaming: false, wipe: false, copy_in: false };
+const NONE: Attributes = Attributes { copy_in: false };
 
 #[test]
 fn a_buffer_that_is_to_be_wiped_goes_back_empty() {
     for split in [false, true] {
-        let bench = Bench::new(PoolConfig { split, ..small() });
+        let bench = Bench::new(PoolConfig { split, wipe: true, ..small() });
         let device = bench.device(1, true);
         let buffer = bench.memory.buffer(40 * PAGE).unwrap();
         let len = 20 * PAGE;
         let list = [piece(buffer.phys(), 9, len)];
-        let wipe = Attributes { wipe: true, ..NONE };
-        let mapping = map(&device, &list, Direction::FromDevice, wipe).unwrap();
+        let mapping = map(&device, &list, Direction::FromDevice, NONE).unwrap();
         let iova = mapping.iova();
         bench.iommu.dma_write(DEVICE, iova, &vec![7; len as usize]).unwrap();
         let bounced = bench.reaches(iova, Permissions::WRITE).unwrap();

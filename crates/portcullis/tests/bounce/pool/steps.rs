@@ -5,14 +5,13 @@ use std::sync::Arc;
 use portcullis::SetupError;
 use portcullis::addr::{Direction, DmaSegment, Iova, Permissions, PhysAddr};
 use portcullis::bounce::pool::{Attributes, BounceDevice, DeviceProfile, PoolConfig, Way};
-use portcullis::dma::DmaMapError;
 use portcullis::domain::Policy;
 use portcullis::platform::Platform;
 use portcullis_model::open::OpenPool;
 
 use crate::pool::support::{Bench, DEVICE, PAGE, Ticking, map, piece, small};
 
-const NONE: Attributes = Attributes { persistent_streaming: false, wipe: false, copy_in: false };
+const NONE: Attributes = Attributes { copy_in: false };
 
 #[test]
 fn a_reused_buffer_costs_no_mapping_and_no_invalidation() {
@@ -114,7 +113,7 @@ fn what_the_device_leaves_unwritten_is_zero_its_own_or_kept() {
     let bench = Bench::new(small());
     let buffer = bench.memory.buffer(PAGE).unwrap();
     let list = [piece(buffer.phys(), 0, PAGE)];
-    let keep = Attributes { copy_in: true, ..NONE };
+    let keep = Attributes { copy_in: true };
     let receive = |attributes, bytes: &[u8]| {
         buffer.fill(0xcc);
         let mapping = map(&bench.device, &list, Direction::FromDevice, attributes).unwrap();
@@ -127,15 +126,27 @@ fn what_the_device_leaves_unwritten_is_zero_its_own_or_kept() {
     assert_eq!(receive(keep, &[3]), [3, 0xcc, 0xcc, 0xcc]);
     // The CPU's bytes were in the buffer: the next driver sees none of them.
     assert_eq!(receive(NONE, &[4]), [4, 0, 0, 0]);
-    assert_eq!(receive(Attributes { wipe: true, ..NONE }, &[5, 5]), [5, 5, 0, 0]);
-    assert_eq!(receive(NONE, &[6]), [6, 0, 0, 0]);
+    assert_eq!(receive(NONE, &[5, 5]), [5, 5, 0, 0]);
+    assert_eq!(receive(NONE, &[6]), [6, 5, 0, 0]);
     // A sync for the device undoes nothing that the device has written; of a device that only writes it gets no change of the CPU's.
     let mapping = map(&bench.device, &list, Direction::FromDevice, keep).unwrap();
     bench.iommu.dma_write(DEVICE, mapping.iova(), &[7]).unwrap();
     bench.write(buffer.phys(), &[9, 9]);
     bench.pool.sync_device(mapping.iova(), 0, 2).unwrap();
     bench.pool.close(mapping.iova(), PAGE).unwrap();
-    assert_eq!(bench.bytes(buffer.phys(), 3), [7, 0, 0]);
+    assert_eq!(bench.bytes(buffer.phys(), 3), [7, 5, 0]);
+    drop(buffer);
+    bench.finish();
+    // A pool that wipes leaves nothing of its own either.
+    let bench = Bench::new(PoolConfig { wipe: true, ..small() });
+    let buffer = bench.memory.buffer(PAGE).unwrap();
+    let list = [piece(buffer.phys(), 0, PAGE)];
+    for (bytes, seen) in [(&[1, 1][..], [1, 1, 0]), (&[2], [2, 0, 0])] {
+        let mapping = map(&bench.device, &list, Direction::FromDevice, NONE).unwrap();
+        bench.iommu.dma_write(DEVICE, mapping.iova(), bytes).unwrap();
+        bench.pool.close(mapping.iova(), PAGE).unwrap();
+        assert_eq!(bench.bytes(buffer.phys(), 3), seen);
+    }
     drop(buffer);
     bench.finish();
 }
@@ -244,27 +255,21 @@ fn what_must_not_be_bounced_is_not() {
     let bench = Bench::new(small());
     let (trusted, untrusted) = (&bench.device, bench.device(1, true));
     let buffer = bench.memory.buffer(40 * PAGE).unwrap();
-    let persistent = Attributes::PERSISTENT_STREAMING;
-    let whole = [piece(buffer.phys(), 0, PAGE)];
-    let part = [piece(buffer.phys(), 0, 100)];
-    for (device, list, direct) in [
-        (trusted, &whole, true),
-        (trusted, &part, true),
-        (&untrusted, &whole, true),
-        (&untrusted, &part, false),
+    // Large ones: all of a trusted device's, and an untrusted one's of whole granules.
+    let whole = [piece(buffer.phys(), 0, 20 * PAGE)];
+    let part = [piece(buffer.phys(), 0, 20 * PAGE + 100)];
+    for (device, list, way) in [
+        (trusted, &whole, Way::Direct),
+        (trusted, &part, Way::Direct),
+        (&untrusted, &whole, Way::Direct),
+        (&untrusted, &part, Way::Split),
     ] {
-        match map(device, list, Direction::Bidirectional, persistent) {
-            Ok(mapping) => {
-                assert_eq!((mapping.way(), direct), (Way::Direct, true));
-                assert_eq!(bench.reaches(mapping.iova(), Permissions::WRITE), Some(list[0].phys));
-                bench.pool.close(mapping.iova(), mapping.len()).unwrap();
-            }
-            Err(error) => {
-                assert_eq!((error, direct), (DmaMapError::PersistentPart { len: 100 }, false));
-            }
-        }
+        let mapping = map(device, list, Direction::Bidirectional, NONE).unwrap();
+        assert_eq!(mapping.way(), way);
+        assert_eq!(bench.reaches(mapping.iova(), Permissions::WRITE), Some(list[0].phys));
+        bench.pool.close(mapping.iova(), mapping.len()).unwrap();
     }
-    // A large one of whole granules, trusted or not.
+    // A list with a gap.
     let large = [piece(buffer.phys(), PAGE, 20 * PAGE), piece(buffer.phys(), 30 * PAGE, PAGE)];
     let mapping = map(&untrusted, &large, Direction::FromDevice, NONE).unwrap();
     assert_eq!((mapping.way(), mapping.len()), (Way::Direct, 21 * PAGE));
@@ -280,15 +285,14 @@ fn what_the_domain_maps_is_counted_once_and_so_is_its_end() {
     let buffer = bench.memory.buffer(40 * PAGE).unwrap();
     let at = |offset, len| piece(buffer.phys(), offset, len);
     for list in [
-        &[at(0, PAGE)][..],
+        &[at(0, 17 * PAGE)][..],
         &[at(9, 30 * PAGE)],
         &[at(0, 20 * PAGE), at(22 * PAGE, PAGE)],
         &[at(9, 20 * PAGE), at(22 * PAGE, 100), at(24 * PAGE + 8, 9)],
     ] {
         let counted = || (bench.domain.stats().maps, bench.domain.stats().unmaps);
         let (maps, unmaps) = counted();
-        let persistent = Attributes::PERSISTENT_STREAMING;
-        let mapping = map(&bench.device, list, Direction::FromDevice, persistent).unwrap();
+        let mapping = map(&bench.device, list, Direction::FromDevice, NONE).unwrap();
         assert_eq!((mapping.way(), counted()), (Way::Direct, (maps + 1, unmaps)), "{list:?}");
         bench.pool.close(mapping.iova(), mapping.len()).unwrap();
         assert_eq!(counted(), (maps + 1, unmaps + 1), "{list:?}");

@@ -121,10 +121,6 @@ pub struct World {
 
 impl World {
     /// Strained, devices have few addresses for buffers of their own.
-    pub fn new(strained: bool) -> Self {
-        Self::with(small(), strained)
-    }
-
     pub fn with(config: PoolConfig, strained: bool) -> Self {
         let bench = Bench::new(config);
         let device = |index: usize, untrusted, mask, offset_mask| {
@@ -192,14 +188,13 @@ impl World {
         }
         let mapping = match map(&self.devices[device], &list, direction, attributes) {
             Ok(mapping) => mapping,
-            Err(error) => return self.refuse(error, device > 0 && attributes.persistent_streaming, buffers),
+            Err(error) => return self.refuse(error, buffers),
         };
         let total = original.len() as u64;
         let view: Vec<_> = mapping.segments().map(|segment| (segment.iova, segment.len)).collect();
         assert_eq!(view.iter().map(|(_, len)| len).sum::<u64>(), total);
         let (way, iova, span) = (mapping.way(), mapping.iova(), mapping.len());
-        let expected = attributes.persistent_streaming || total > 64 << 10;
-        assert!(!matches!(way, Way::Direct | Way::Split) || expected);
+        assert!(!matches!(way, Way::Direct | Way::Split) || total > 64 << 10);
         let before = list[0].phys.get() % PAGE;
         let head = (PAGE - before) % PAGE;
         let tail = list[last].phys.get().wrapping_add(list[last].len) % PAGE;
@@ -220,10 +215,9 @@ impl World {
     }
 
     /// A mapping that was not made, for a reason that there may be.
-    fn refuse(&mut self, error: DmaMapError, may_be_part: bool, buffers: Vec<Buffer>) {
+    fn refuse(&mut self, error: DmaMapError, buffers: Vec<Buffer>) {
         self.refused += 1;
         match error {
-            DmaMapError::PersistentPart { .. } => assert!(may_be_part),
             DmaMapError::NoBuffer { .. }
             | DmaMapError::List(
                 MapListError::Map(MapError::OutOfMemory) | MapListError::Iova(IovaError::Exhausted { .. }),

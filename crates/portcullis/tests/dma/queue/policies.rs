@@ -137,18 +137,8 @@ fn cases() -> Vec<Case> {
         queue("bounce, slot", false, QueueConfig::bounce(), ONE, false, Some(Way::Slot));
         for pieces in [LARGE, HUGE, &[(0, 8 * PAGE), (0, PAGE)]] {
             queue("bounce, mapped", true, QueueConfig::bounce(), pieces, false, Some(Way::Direct));
-            queue(
-                "bounce, persistent",
-                true,
-                QueueConfig::bounce().persistent(),
-                pieces,
-                false,
-                Some(Way::Direct),
-            );
         }
         queue("auto, cut", false, QueueConfig::auto(4, PAGE).batch(4), UNEVEN, false, None);
-        let persistent = QueueConfig::auto(4, PAGE).batch(4).persistent();
-        queue("auto, persistent", false, persistent, LARGE, false, None);
         if coherent {
             queue("bounce, split", false, QueueConfig::bounce(), UNEVEN, false, Some(Way::Split));
             queue("bounce, trusted", true, QueueConfig::bounce(), UNEVEN, true, Some(Way::Direct));

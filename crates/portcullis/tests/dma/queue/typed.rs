@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use portcullis::SetupError;
 use portcullis::addr::{DeviceId, Direction, DmaSegment, Iova, PhysAddr, PhysSegment};
+use portcullis::bounce::pool::PoolConfig;
 use portcullis::dma::{
     DmaDomain, DmaMapError, DmaMask, DmaUnmapError, Ended, MOST_IN_BATCH, Mapping, Queue, QueueConfig,
     Strategy,
@@ -290,7 +291,7 @@ fn an_option_that_would_have_no_effect_is_an_error() {
         batched,
         ring.batch(2).colour(1),
         auto.batch(2).colour(1).measuring(toward),
-        QueueConfig::direct().persistent().wiping().copying_in(),
+        QueueConfig::direct().copying_in(),
     ] {
         assert_eq!(refused(config), None, "{config:?}");
     }
@@ -404,30 +405,18 @@ fn received(queue: &mut Queue<Machine, Frame>, world: &World, written: Option<&[
 }
 
 #[test]
-fn copies_are_wiped_or_filled_where_the_queue_asks_for_it() {
-    for (config, then) in [
-        (QueueConfig::bounce(), b"a secret"),
-        (QueueConfig::bounce().wiping(), &[0; 8]),
-        (QueueConfig::bounce().copying_in(), b"original"),
-        (QueueConfig::bounce().wiping().copying_in(), b"original"),
+fn copies_are_wiped_where_the_pool_says_so_and_filled_where_the_queue_does() {
+    for (wipe, config, then) in [
+        (false, QueueConfig::bounce(), b"a secret"),
+        (true, QueueConfig::bounce(), &[0; 8]),
+        (false, QueueConfig::bounce().copying_in(), b"original"),
+        (true, QueueConfig::bounce().copying_in(), b"original"),
     ] {
-        let world = World::new(Policy::Strict);
+        let world = World::with_pool(Policy::Strict, PoolConfig { wipe, ..PoolConfig::default() });
         let mut queue = world.nic.queue(config).unwrap();
         assert_eq!(&received(&mut queue, &world, Some(b"a secret")), b"a secret");
         assert_eq!(&received(&mut queue, &world, None), then, "{config:?}");
     }
-}
-
-#[test]
-fn a_persistent_mapping_is_never_copied() {
-    let world = World::new(Policy::Strict);
-    let mut queue = world.nic.queue(QueueConfig::bounce().persistent()).unwrap();
-    let mapping = queue.map(world.frame(), Direction::FromDevice).unwrap();
-    assert!(world.writes(mapping.iova(), b"straight"));
-    assert_eq!(&mapping.buffer().get(), b"straight", "without a sync");
-    let Ok(Ended::Done(_)) = queue.unmap(mapping) else { panic!("it is mapped by itself") };
-    let failed = queue.map(world.frames(&[100], &Arc::default()), Direction::FromDevice).unwrap_err();
-    assert_eq!(failed.error, DmaMapError::PersistentPart { len: 100 });
 }
 
 #[test]

@@ -211,7 +211,10 @@ fn of(name: &str, policy: Policy, config: QueueConfig) {
 }
 
 fn not_coherent(name: &str, config: QueueConfig) {
-    let (world, said) = World::new(name, Policy::Strict, |builder| builder);
+    not_coherent_in(World::new(name, Policy::Strict, |builder| builder), name, config);
+}
+
+fn not_coherent_in((world, said): (World, Transcript), name: &str, config: QueueConfig) {
     let device = world.device(DmaMask::BITS_64).not_coherent().unwrap();
     plays(&format!("{name}-not-coherent"), "strategy, not coherent", (world, said), device, config);
 }
@@ -248,10 +251,10 @@ fn ring() {
 #[test]
 fn bounce() {
     of("bounce", Policy::Strict, QueueConfig::bounce());
-    not_coherent("bounce", QueueConfig::bounce().wiping());
+    not_coherent_in(World::wiping("bounce"), "bounce", QueueConfig::bounce());
     let (world, said) = World::new("bounce", LAZY, |builder| builder);
     let device = world.device(DmaMask::BITS_32).trusted().keeping_offsets(0xfff).in_group(3);
-    let config = QueueConfig::bounce().copying_in().persistent();
+    let config = QueueConfig::bounce().copying_in();
     plays("bounce-trusted", "strategy, trusted, keeps offsets", (world, said), device, config);
 }
 

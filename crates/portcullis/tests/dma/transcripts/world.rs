@@ -46,6 +46,20 @@ impl World {
         queue: Asked,
         change: impl FnOnce(Builder) -> Builder,
     ) -> (Self, Transcript) {
+        Self::made(about, policy, (queue, false), change)
+    }
+
+    /// A strict one, whose pool zeroes each buffer when its mapping ends.
+    pub fn wiping(about: &str) -> (Self, Transcript) {
+        Self::made(about, Policy::Strict, (Asked::default(), true), |builder| builder)
+    }
+
+    fn made(
+        about: &str,
+        policy: Policy,
+        (queue, wipe): (Asked, bool),
+        change: impl FnOnce(Builder) -> Builder,
+    ) -> (Self, Transcript) {
         let (clock, memory) = (Clocked::new(2), Memory::new(24 << 20));
         let mut said = transcript(about, &memory, &clock);
         let own = memory.alloc(2048).unwrap();
@@ -62,7 +76,7 @@ impl World {
                     SwiotlbConfig { area_bytes: 512 << 10, min_bytes: 512 << 10, ..SwiotlbConfig::default() };
                 builder.swiotlb(Swiotlb::new(cpus(), copies, &config).unwrap())
             }
-            _ => builder.bounce(copies, PoolConfig { idle_ns: 5_000_000, ..PoolConfig::default() }),
+            _ => builder.bounce(copies, PoolConfig { idle_ns: 5_000_000, wipe, ..PoolConfig::default() }),
         };
         let domain = change(builder).build(cpus()).unwrap();
         said.note("own memory", own);

@@ -19,8 +19,6 @@ sentences::sentences! {
         AllTaken { bytes: 0x1000 } =>
             "all buffers of 4096 bytes are taken, queues' mappings included: `PoolConfig::class_bytes` sets how many there are";
         OutOfMemory => "nothing is mapped: the heap has no memory for the library's account of the mapping";
-        PersistentPart { len: 1 } =>
-            "a persistent mapping of 1 bytes for an untrusted device does not cover whole granules";
         SharesLine { line: 0x40 } =>
             "a buffer for a device that is not coherent does not consist of whole lines of 64 bytes: align it and its length, or make its queue by `auto` or `bounce`, which copy";
         BeyondReach { last: 0xfff } =>

@@ -45,7 +45,7 @@ impl<X: Machine> Device<X> {
             Strategy::Auto if nothing => None,
             _ if translated => {
                 let pool = self.cleaned_pool(&cache)?;
-                let most = if config.attributes.persistent_streaming { 0 } else { pool.threshold() };
+                let most = pool.threshold();
                 let up_to = if strategy == Strategy::Auto { 0 } else { most };
                 let granule = self.dma.domain().granule().offset_mask();
                 let units = if self.profile.untrusted { [granule; 2] } else { [0, line - 1] };
