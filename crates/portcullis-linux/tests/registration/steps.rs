@@ -234,7 +234,8 @@ fn what_stays_open_is_counted_as_exposure() {
     let platform = Arc::clone(platform);
     bench.finish();
     // The clock is read for the last change, too.
-    let device = DmaDevice::new(domain.clone(), u64::MAX).unwrap().with_policy(Policy::Strict).unwrap();
+    let device = DmaDevice::new(domain.clone(), u64::MAX).unwrap();
+    device.set_policy(Some(Policy::Strict)).unwrap();
     for _ in 0..64 {
         let iova = device.open_single(memory.phys, 100, BOTH).unwrap();
         device.unmap_single(iova, 100).unwrap();

@@ -31,15 +31,6 @@ pub enum DmaMapError {
         /// The most bytes.
         most: u64,
     },
-    /// The addresses for a mapping are not reserved in the domain, or out of the device's reach, or their offset in a granule is not that of the
-    /// memory. See [`DmaOps::map_at`](crate::dma::DmaOps::map_at).
-    #[error(
-        "nothing can be mapped at {iova}: the domain does not keep the addresses free, or they do not fit"
-    )]
-    Address {
-        /// The first address.
-        iova: Iova,
-    },
     /// There is no memory for a bounce buffer, not even after idle ones were evicted.
     #[error("no {bytes} bytes of memory to copy through; the pool's slots hold {held}")]
     NoBuffer {

@@ -1,6 +1,6 @@
 //! The error of a full pool.
 
-/// The pool is full now. The I/O has not failed: try again when a slot is [freed](super::swiotlb::Swiotlb::freed_since).
+/// The pool is full now. The I/O has not failed: try again when something was unmapped.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("{needed} bytes in one piece needed, {free} free of {capacity}; the limit is {limit}")]
 pub struct Pressure {
@@ -12,6 +12,4 @@ pub struct Pressure {
     pub capacity: u64,
     /// Bytes that it may grow to. If that exceeds the capacity, there was no memory.
     pub limit: u64,
-    /// The pool's count of frees before the search.
-    pub(super) freed: u64,
 }

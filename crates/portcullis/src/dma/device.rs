@@ -13,8 +13,7 @@ use crate::sync::{Ordering, fence};
 
 /// A device attached to a domain, with the limits of its addresses. Cheap to clone; a clone is the same device.
 ///
-/// Its mappings end by the domain's policy, or by one of its own: [`set_policy`](Self::set_policy) for all of the device's,
-/// [`with_policy`](Self::with_policy) for mappings that are made or ended through one handle, down to a single mapping.
+/// Its mappings end by the domain's policy, or by one of its own ([`set_policy`](Self::set_policy)).
 ///
 /// These methods trust their caller in two things, which a [`Queue`](super::Queue) keeps track of itself. First, that the memory is the
 /// caller's to open: memory safety rests on it, so the methods that open are unsafe. Second, that a mapping is unmapped once, as a whole, by
@@ -81,25 +80,12 @@ impl<M: Mapper, P: Platform> DmaDevice<M, P> {
 
     /// Gives the device a policy of its own, or, with `None`, its domain's again, while I/O runs. When the call returns, the stricter of the two
     /// promises holds, as [`Domain::set_policy`] says, for every mapping of the device that ends by a policy: by this handle and its clones, or by
-    /// a [queue](super::Queue). Handles [with a policy](Self::with_policy) keep theirs. (A flush, if needed, is of the whole domain.)
+    /// a [queue](super::Queue). (A flush, if needed, is of the whole domain.)
     ///
     /// # Errors
     /// As [`Domain::set_policy`]: no device has passthrough in a domain that translates.
     pub fn set_policy(&self, policy: Option<Policy>) -> Result<(), PolicyError> {
         self.domain.change(&self.exception, policy)
-    }
-
-    /// Makes another handle of the device, with a policy of its own: for mappings that must end strictly where the others need not, or the other
-    /// way round. Allocates.
-    ///
-    /// # Errors
-    /// As [`set_policy`](Self::set_policy).
-    pub fn with_policy(&self, policy: Policy) -> Result<Self, PolicyError> {
-        let handle = Self { limit: self.limit, ..Self::new(self.domain.clone(), self.mask)? };
-        // Nothing was unmapped through it yet, so nothing is flushed.
-        handle.domain.allows(policy)?;
-        handle.exception.swap(Some(policy));
-        Ok(handle)
     }
 
     /// The policy of its own, for callers that end its mappings.

@@ -299,13 +299,6 @@ impl<M: Mapper, P: Platform> Domain<M, P> {
         Some(self.platform.with_cpu_fast(fast)??.done())
     }
 
-    /// Whether `range` lies in addresses that nobody gets, because the [builder](crate::dma::DomainBuilder::reserve) or the mapper has reserved
-    /// them.
-    pub(crate) fn is_reserved(&self, range: IovaRange) -> bool {
-        let is_whole = range.start().is_aligned(self.granule);
-        is_whole && self.reserved.iter().any(|reserved| reserved.contains_range(range))
-    }
-
     /// Frees empty page tables, for a caller that is short of memory. Returns the freed bytes. `map` does the same before it fails for want of
     /// table memory, unless another reclaim is running.
     ///

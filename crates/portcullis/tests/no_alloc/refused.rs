@@ -18,7 +18,7 @@ use std::sync::Arc;
 use portcullis::addr::{DeviceId, Direction, DmaSegment, DomainId, Iova, IovaRange, PhysAddr, PhysSegment};
 use portcullis::bounce::pool::PoolConfig;
 use portcullis::bounce::swiotlb::{Swiotlb, SwiotlbConfig};
-use portcullis::dma::{BufferList, CoherentMemory, Device, DmaDomain, DmaMask, QueueConfig};
+use portcullis::dma::{BufferList, CoherentMemory, Device, DmaDevice, DmaDomain, DmaMask, QueueConfig};
 use portcullis::domain::{Domain, Linked, MapListError, Policy, Refused};
 use portcullis::invalidation::{Costs, Gather, Invalidation, InvalidationError, InvalidationQueue};
 use portcullis::mapper::TableMapper;
@@ -302,7 +302,9 @@ impl Life<'_> {
             self.end("a reclaim", space.reclaim());
         }
         self.end("a flush", space.flush());
-        let own = self.step("a handle with a policy", || device.dma().with_policy(policy));
+        let dma = device.dma();
+        let own = self.step("a handle", || DmaDevice::new(dma.domain().clone(), dma.mask()));
+        self.end("its policy", own.set_policy(Some(policy)));
         if !not_coherent {
             let ram = Ram(Arc::clone(&self.ground.memory));
             let coherent =

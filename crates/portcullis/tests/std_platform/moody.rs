@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use portcullis::addr::{Direction, Permissions};
+use portcullis::dma::DmaDevice;
 use portcullis::domain::Policy;
 use portcullis::invalidation::InvalidationQueue;
 use portcullis::platform::PlatformEvents;
@@ -112,7 +113,8 @@ fn a_clock_that_panics_often_leaves_the_queue_in_order() {
 fn a_timer_that_was_lost_is_asked_for_again_by_the_cpu_that_lost_it() {
     const LONG: u64 = 1000 * WINDOW;
     let bench = bench();
-    let longer = bench.device.with_policy(Policy::Lazy { window_ns: LONG }).unwrap();
+    let longer = DmaDevice::new(bench.domain.clone(), u64::MAX).unwrap();
+    longer.set_policy(Some(Policy::Lazy { window_ns: LONG })).unwrap();
     let first = bench.used(0);
     bench.panic_in(Call::WakeAt, || bench.domain.unmap(first).unwrap());
     bench.platform.inner.be(2);

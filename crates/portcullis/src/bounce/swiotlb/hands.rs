@@ -29,7 +29,6 @@ impl<P: Platform, C: CopyMemory> Drop for Found<'_, P, C> {
     #[cold]
     fn drop(&mut self) {
         // Without a CPU: the code that panicked may be the code that lends CPUs.
-        let _told = self.pool.told();
         self.pool.give_to_area(self.meta, self.class);
     }
 }
@@ -38,11 +37,6 @@ impl<P: Platform, C: CopyMemory> Swiotlb<P, C> {
     #[inline(always)]
     pub(super) fn found<'a>(&'a self, meta: &'a SlotMeta, class: u32, offset: u64) -> Found<'a, P, C> {
         Found { pool: self, meta, class, offset }
-    }
-
-    /// Guards work that may free slots, or make room for more. Dropping it tells all callers that wait.
-    pub(super) fn told(&self) -> Guard<impl FnMut()> {
-        Guard::new(|| _ = self.freed.fetch_add(1, Ordering::Release))
     }
 
     /// Guards a time for which the timer may never come. Dropping it clears the time: the next caller that takes slots from an area asks for a timer.

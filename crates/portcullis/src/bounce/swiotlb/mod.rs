@@ -12,7 +12,7 @@
 //!   earlier mapping.
 //! - An unmap or a sync that does not name a mapping is an error that changes nothing, and so is a second unmap.
 //! - The pool grows before it is full, by the platform's timer, and frees idle memory. A full pool returns [`Pressure`], which says how much was
-//!   needed and when to try again; the I/O has not failed.
+//!   needed; the I/O has not failed, and may be tried again.
 //! - A map or a sync copies before all later stores of the driver, such as its doorbell; an unmap or a sync copies after all earlier loads of the
 //!   driver.
 //! - Unmaps never allocate and never fail for want of memory.
@@ -89,8 +89,6 @@ pub struct Swiotlb<P: Platform, C: CopyMemory> {
     joined: AtomicU64,
     /// The pool was full: all magazines are empty and stay so.
     scarce: AtomicBool,
-    /// Counts frees that a caller may wait for.
-    freed: AtomicU64,
     growth_asked: AtomicBool,
     trim_at_ns: AtomicU64,
     idle_ns: u64,
@@ -119,7 +117,6 @@ impl<P: Platform, C: CopyMemory> Swiotlb<P, C> {
             memory: ManuallyDrop::new(memory),
             joined: AtomicU64::new(0),
             scarce: AtomicBool::new(false),
-            freed: AtomicU64::new(0),
             growth_asked: AtomicBool::new(false),
             trim_at_ns: AtomicU64::new(u64::MAX),
             idle_ns: config.idle_ns,
@@ -312,12 +309,6 @@ impl<P: Platform, C: CopyMemory> Swiotlb<P, C> {
     /// Whether an address is in the pool, mapped or not. O(1); O(areas) at worst for an address in no area, after long growing and shrinking.
     pub fn holds(&self, phys: PhysAddr) -> bool {
         self.areas.locate(phys).is_some()
-    }
-
-    /// Whether a request that failed with this [`Pressure`] is worth another try. Every free since then counts, and every growth and new room for
-    /// growth, so a caller that asks now and then does not starve. One load.
-    pub fn freed_since(&self, pressure: &Pressure) -> bool {
-        self.freed.load(Ordering::Acquire) != pressure.freed
     }
 
     /// The mapping whose run contains `phys`, and its first slot's metadata.

@@ -15,10 +15,7 @@ impl<P: Platform, C: CopyMemory> Swiotlb<P, C> {
     pub(super) fn grow(&self, reach: u64) -> Option<usize> {
         let added = self.areas.add(&*self.memory, reach)?;
         let area = added.area();
-        // Callers that failed may try again.
-        let told = self.told();
         self.platform.with_cpu(|_| drop(added));
-        drop(told);
         self.trim_later();
         Some(area)
     }
@@ -67,14 +64,9 @@ impl<P: Platform, C: CopyMemory> Swiotlb<P, C> {
             if self.areas.present() <= least {
                 break;
             }
-            // A caller that wanted to grow the pool meanwhile may try again.
-            let told = self.told();
-            match self.platform.with_cpu(|_| self.areas.close(area, least)) {
-                Some(shut) => {
-                    self.areas.remove(&*self.memory, shut);
-                    bytes += self.areas.area_bytes();
-                }
-                None => told.done(),
+            if let Some(shut) = self.platform.with_cpu(|_| self.areas.close(area, least)) {
+                self.areas.remove(&*self.memory, shut);
+                bytes += self.areas.area_bytes();
             }
         }
         bytes

@@ -1,12 +1,9 @@
 //! Taking slots and freeing them: from the CPU's magazines first, then the areas, then more memory, then other CPUs' magazines.
 //!
-//! # No caller waits in vain
-//! The count of frees is the token. A caller that fails has read the token first, and has emptied all magazines, or knows that no magazine
-//! was granted room since another caller emptied them (`scarce`). Without room, a free goes to an area and moves the token on. The free
-//! that grants room again first clears `scarce`, then frees, and then moves the token on, with release. So a caller with an earlier token
-//! is told, and a caller that has read the new one (with acquire) knows that magazines are in use, and empties them. Adding an area moves
-//! the token on, too, and so does making room for one by removing another. So the caller, after it has read the token, both searches and
-//! tries to grow the pool.
+//! # What is free is found
+//! A caller that fails has emptied all magazines, or knows that no magazine was granted room since another caller emptied them (`scarce`).
+//! Without room, a free goes to an area. The free that grants room again clears `scarce` first: a caller that comes later empties the
+//! magazines.
 
 use super::Pressure;
 use super::areas::OddRun;
@@ -70,7 +67,6 @@ impl<P: Platform, C: CopyMemory> Swiotlb<P, C> {
     /// The slow path: takes slots for `want` that the CPU's loaded magazine does not have.
     #[cold]
     pub(super) fn take_slow(&self, want: &Want<'_>) -> Result<Found<'_, P, C>, DmaMapError> {
-        let mut freed = self.freed.load(Ordering::Acquire);
         // A run of several words may fit where an aligned one does not.
         let odd = match want.order <= WORD_ORDER {
             true => None,
@@ -92,7 +88,6 @@ impl<P: Platform, C: CopyMemory> Swiotlb<P, C> {
             let stays = Guard::new(|| self.scarce.store(false, Ordering::Relaxed));
             self.drain(None);
             stays.done();
-            freed = self.freed.load(Ordering::Acquire);
             answer = attempt();
         }
         if let Some(found) = answer {
@@ -104,10 +99,10 @@ impl<P: Platform, C: CopyMemory> Swiotlb<P, C> {
             return Err(DmaMapError::BeyondReach { last: reach });
         }
         let slots = odd.as_ref().map_or(1 << want.order, |run| run.slots as u64);
-        Err(self.pressure(slots, freed).into())
+        Err(self.pressure(slots).into())
     }
 
-    fn pressure(&self, slots: u64, freed: u64) -> Pressure {
+    fn pressure(&self, slots: u64) -> Pressure {
         let shift = self.areas.slot_shift();
         let capacity = self.areas.capacity();
         Pressure {
@@ -115,7 +110,6 @@ impl<P: Platform, C: CopyMemory> Swiotlb<P, C> {
             free: capacity.saturating_sub(self.areas.taken().0) << shift,
             capacity: capacity << shift,
             limit: self.areas.max() as u64 * self.areas.area_bytes(),
-            freed,
         }
     }
 
@@ -220,8 +214,6 @@ impl<P: Platform, C: CopyMemory> Swiotlb<P, C> {
 
     #[cold]
     fn give_slow(&self, meta: &SlotMeta, class: u32) {
-        // Dropped last, as the module's argument needs.
-        let _told = self.told();
         self.platform.with_cpu(|this_cpu| {
             let kept = match class < ORDERS {
                 true => self.cpus.with(this_cpu, |cpu| self.keep(cpu, meta, class)),
@@ -260,8 +252,6 @@ impl<P: Platform, C: CopyMemory> Swiotlb<P, C> {
 
     /// Empties the magazines of all CPUs, or of one. Waits for exclusive sections.
     pub(super) fn drain(&self, only: Option<usize>) {
-        // Another caller may have found the pool full before all magazines were empty.
-        let _told = self.told();
         self.cpus.with_others(&self.platform, only, |_, cpu| {
             // A CPU is lent for each, so that none is held for long.
             // SAFETY: as in `take_own`.

@@ -32,8 +32,6 @@ pub(super) struct Entry {
     pub neighbours: u64,
     /// Whether it ends strictly whatever the policy.
     pub lasting: bool,
-    /// Whether its addresses are reserved, and go back to nobody.
-    pub fixed: bool,
 }
 
 /// Why a mapping is not noted. It fits in a register, as a map's frame has no room for more.
@@ -49,13 +47,11 @@ const LIVE: u64 = 1;
 const LASTING: u64 = 1 << 1;
 /// The mapping has gaps between its pieces: the next granule's word has their bytes.
 const GAPS: u64 = 1 << 2;
-/// The mapping has reserved addresses, which go back to nobody.
-const FIXED: u64 = 1 << 3;
 /// No mapping begins at the granule, but one that began some granules before may continue here: a search for the beginning looks at this
 /// granule. A mapping at a multiple of its size has none of these. The word stays when the mapping ends.
-const CONTINUES: u64 = 1 << 4;
+const CONTINUES: u64 = 1 << 3;
 /// Above the flags: the offset of the first byte in its granule, and above that the length; or a number of bytes or of granules.
-const FLAG_BITS: u32 = 5;
+const FLAG_BITS: u32 = 4;
 
 impl Entry {
     /// Bytes of the buffer: without the gaps of a list.
@@ -86,7 +82,7 @@ impl Book {
     /// As [`note`](Self::note), for a caller that knows the bytes of gaps.
     #[inline(always)]
     pub(super) fn note_with(&self, entry: Entry, gaps: u64) -> Result<(), NotNoted> {
-        let Entry { iova, len, range, lasting, fixed, .. } = entry;
+        let Entry { iova, len, range, lasting, .. } = entry;
         let shift = self.granule.shift();
         if len > self.most {
             return Err(NotNoted::TooLong);
@@ -96,7 +92,7 @@ impl Book {
             self.note_inside(page, last, gaps)?;
         }
         let flag = |set, flag| if set { flag } else { 0 };
-        let flags = LIVE | flag(lasting, LASTING) | flag(gaps > 0, GAPS) | flag(fixed, FIXED);
+        let flags = LIVE | flag(lasting, LASTING) | flag(gaps > 0, GAPS);
         let offset = iova.get() & self.granule.offset_mask();
         self.word_or_make(page)?.store((len << shift | offset) << FLAG_BITS | flags, Ordering::Relaxed);
         Ok(())
@@ -211,7 +207,7 @@ impl Book {
         let gaps =
             if word & GAPS == 0 { 0 } else { self.word(page + 1)?.load(Ordering::Relaxed) >> FLAG_BITS };
         let neighbours = (range.len() - len).saturating_add(gaps);
-        Some(Entry { iova, len, range, neighbours, lasting: word & LASTING != 0, fixed: word & FIXED != 0 })
+        Some(Entry { iova, len, range, neighbours, lasting: word & LASTING != 0 })
     }
 }
 

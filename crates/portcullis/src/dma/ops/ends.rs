@@ -4,15 +4,14 @@ use core::cell::Cell;
 
 use super::book::Entry;
 use super::{DmaOps, UnmapAttributes};
-use crate::addr::{Iova, IovaRange};
+use crate::addr::Iova;
 use crate::bounce::error::{DmaUnmapError, inside};
 use crate::bounce::pool::Toward;
 use crate::dma::Choice;
 use crate::dma::Machine;
 use crate::dma::adaptive::Half;
-use crate::domain::{Ending, Tally, UnmapError};
+use crate::domain::{Ending, UnmapError};
 use crate::guard::Guard;
-use crate::invalidation::Gather;
 use crate::platform::LocalCpu;
 use crate::sync::{Ordering, fence};
 
@@ -186,36 +185,9 @@ impl<X: Machine> DmaOps<X> {
     /// Ends a direct mapping; the domain calls `counted` if it has a CPU for it.
     #[inline(always)]
     pub(super) fn close(&self, entry: Entry, counted: impl Fn(&LocalCpu<'_>)) -> Result<(), UnmapError> {
-        match entry {
-            Entry { fixed: true, range, neighbours, .. } => self.close_fixed(range, neighbours),
-            Entry { range, neighbours, lasting, .. } => {
-                let exception = Some(if lasting { &self.strictly } else { &self.policy });
-                self.domain.end(range, Ending { neighbours, exception }, counted)
-            }
-        }
-    }
-
-    #[cold]
-    #[inline(never)]
-    fn close_fixed(&self, range: IovaRange, neighbours: u64) -> Result<(), UnmapError> {
-        let (domain, mut gather) = (&self.domain, Gather::new());
-        let unmapped = domain.unlink(range, &mut gather);
-        let confirmed = domain.confirm(&gather);
-        domain.settle(Tally { unmaps: 1, ..Tally::default() });
-        domain.count_neighbours(neighbours.wrapping_neg().cast_signed());
-        if confirmed.is_err() {
-            domain.leave_open(unmapped.bytes);
-        }
-        match confirmed {
-            _ if unmapped.kept > 0 => {
-                Err(UnmapError::StillMapped { range, unmapped: unmapped.bytes, kept: unmapped.kept })
-            }
-            Err(error) => Err(UnmapError::Unconfirmed { range, error }),
-            Ok(()) if unmapped.bytes < range.len() => {
-                Err(UnmapError::NotMapped { range, unmapped: unmapped.bytes })
-            }
-            Ok(()) => Ok(()),
-        }
+        let Entry { range, neighbours, lasting, .. } = entry;
+        let exception = Some(if lasting { &self.strictly } else { &self.policy });
+        self.domain.end(range, Ending { neighbours, exception }, counted)
     }
 
     /// Copies the device's writes among `len` bytes at the address `at`, anywhere inside a mapping, to the CPU's buffer. A direct mapping

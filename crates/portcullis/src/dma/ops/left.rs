@@ -12,12 +12,11 @@ use crate::invalidation::{Gather, InvalidationError};
 
 const TOGETHER: usize = 16;
 
-/// A mapping that ends: its granules, its neighbours, and whether its addresses are reserved.
+/// A mapping that ends: its granules and its neighbours.
 #[derive(Clone, Copy)]
 struct Ends {
     range: IovaRange,
     neighbours: u64,
-    fixed: bool,
 }
 
 /// Mappings that [`DmaOps::unmap_all`] has ended.
@@ -60,8 +59,8 @@ impl<X: Machine> DmaOps<X> {
         self.book.take_all(|entry| {
             left.mappings += 1;
             left.bytes += entry.used();
-            let Entry { range, neighbours, fixed, .. } = entry;
-            some.push(Ends { range, neighbours, fixed });
+            let Entry { range, neighbours, .. } = entry;
+            some.push(Ends { range, neighbours });
             if some.is_full() {
                 end(&mut some);
             }
@@ -114,15 +113,11 @@ impl<X: Machine> DmaOps<X> {
     #[inline(never)]
     fn unlink_entry(
         &self,
-        &Ends { range, neighbours, fixed }: &Ends,
+        &Ends { range, neighbours }: &Ends,
         gather: &mut Gather,
     ) -> Result<Unlinked<'_, X::Mapper, X::Platform>, u64> {
         let domain = &*self.domain;
-        let linked = match fixed {
-            true => Linked::from_lost(domain, range),
-            false => Linked::from_range(domain, range),
-        };
-        let unlinked = linked.unlink(gather).map_err(|linked| linked.kept());
+        let unlinked = Linked::from_range(domain, range).unlink(gather).map_err(|linked| linked.kept());
         domain.count_neighbours(neighbours.wrapping_neg().cast_signed());
         let bytes = (range.len().saturating_sub(neighbours), neighbours);
         self.count(|counts, alone| counts.closed(alone, bytes));

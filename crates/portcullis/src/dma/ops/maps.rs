@@ -330,7 +330,7 @@ impl<X: Machine> DmaOps<X> {
         };
         let changing = self.domain.changing(range);
         let iova = Iova::new(range.start().get() | first.phys.page_offset(granule));
-        let entry = |len| Entry { iova, len, range, neighbours, lasting: attributes.lasting, fixed: false };
+        let entry = |len| Entry { iova, len, range, neighbours, lasting: attributes.lasting };
         let noted = match list {
             // One piece has no gaps.
             [_] if ONE => self.book.note_with(entry(used), 0),
@@ -361,7 +361,7 @@ impl<X: Machine> DmaOps<X> {
     }
 }
 
-pub(super) fn undone(ended: Result<(), UnmapError>, error: DmaMapError) -> DmaMapError {
+fn undone(ended: Result<(), UnmapError>, error: DmaMapError) -> DmaMapError {
     match ended {
         Err(UnmapError::Unconfirmed { error, .. }) => MapListError::Unconfirmed { error }.into(),
         Err(UnmapError::StillMapped { kept, .. }) => {

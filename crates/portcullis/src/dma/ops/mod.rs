@@ -37,7 +37,6 @@ mod book;
 mod choice;
 mod config;
 mod ends;
-mod fixed;
 mod left;
 mod maps;
 mod words;

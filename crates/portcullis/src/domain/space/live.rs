@@ -42,7 +42,7 @@ impl<M: Mapper, P: Platform> Domain<M, P> {
     }
 
     /// Returns an error where mappings of the domain cannot have the policy `new`.
-    pub(crate) fn allows(&self, new: Policy) -> Result<(), PolicyError> {
+    fn allows(&self, new: Policy) -> Result<(), PolicyError> {
         if new.is_translated() == self.translated {
             return Ok(());
         }

@@ -15,7 +15,7 @@ use portcullis_model::open::{OpenDomain, OpenPool};
 use portcullis_model::{Buffer, DeviceId};
 
 use crate::chosen::Chosen;
-use crate::pool::support::{Bench, Device, PAGE, TIMEOUT, map, piece, small};
+use crate::pool::support::{Bench, Device, PAGE, TIMEOUT, map, piece};
 
 /// What is beside mappings.
 const SECRET: u8 = 0xe0;

@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use portcullis::addr::{DeviceId, Direction, DmaSegment, DomainId, Iova, IovaRange, PhysSegment};
+use portcullis::addr::{DeviceId, Direction, DmaSegment, DomainId, Iova, PhysSegment};
 use portcullis::bounce::pool::PoolConfig;
 use portcullis::dma::{DmaDevice, DmaMask, DmaOps, MapAttributes, OpsConfig};
 use portcullis::domain::Domain;
@@ -17,9 +17,6 @@ use crate::queue::world::{BROKEN, CARD, PAGE};
 use crate::rig::Clocked;
 
 type Ops = DmaOps<(TableMapper<Arc<Memory>, Queue>, Arc<Clocked>, Arc<Memory>)>;
-
-/// Nobody is given these.
-const KEPT: u64 = 0x1000_0000;
 
 struct Machine {
     clock: Arc<Clocked>,
@@ -36,7 +33,6 @@ impl Machine {
             PageTable::for_cpus(Arc::clone(&memory), VtdSecondStage::new(4, 3, 48).unwrap(), 2).unwrap();
         iommu.attach(CARD, Context::SecondStage { domain: DomainId(1), root: table.root(), levels: 4 });
         let domain = Domain::builder(table, iommu.queue(), DomainId(1))
-            .reserve(IovaRange::new(Iova::new(KEPT), 8 * PAGE).unwrap())
             .bounce(Arc::clone(&memory), PoolConfig { idle_ns: u64::MAX, ..PoolConfig::default() })
             .build(Arc::clone(&clock))
             .unwrap();
@@ -83,13 +79,6 @@ impl Machine {
                 whole(&self.ops.maps_list(&list, both).unwrap())
             }
             Kind::Lasting => one(at(0, 32, 100), lasting),
-            Kind::Chosen => {
-                let (iova, piece) = (Iova::new(KEPT + 4), at(0, 4, 2 * PAGE));
-                // SAFETY: the memory is the test's, all of it atomics.
-                unsafe { self.ops.map_at(iova, (piece.phys, piece.len), both, MapAttributes::default()) }
-                    .unwrap();
-                (iova, piece.len)
-            }
         }
     }
 }
@@ -101,11 +90,10 @@ enum Kind {
     Whole,
     List,
     Lasting,
-    Chosen,
 }
 
 impl Kind {
-    const ALL: [Self; 6] = [Self::Small, Self::Large, Self::Whole, Self::List, Self::Lasting, Self::Chosen];
+    const ALL: [Self; 5] = [Self::Small, Self::Large, Self::Whole, Self::List, Self::Lasting];
 
     /// Bytes that are open while it is mapped, and bytes beside them.
     fn opens(self, config: OpsConfig) -> (u64, u64) {
@@ -117,7 +105,6 @@ impl Kind {
             Self::Whole => (2 * THRESHOLD, 0),
             Self::List => (64 + 65 + PAGE, 2 * PAGE - 64 - 65),
             Self::Lasting => (100, PAGE - 100),
-            Self::Chosen => (2 * PAGE, PAGE),
         }
     }
 }
@@ -127,9 +114,7 @@ fn stays(kind: Kind, config: OpsConfig, confirmed: bool) -> (u64, u64) {
     let opened = kind.opens(config);
     match kind {
         // By its policy, with all that it had.
-        _ if matches!(config, OpsConfig::Lazy { .. }) && !matches!(kind, Kind::Lasting | Kind::Chosen) => {
-            opened
-        }
+        _ if matches!(config, OpsConfig::Lazy { .. }) && !matches!(kind, Kind::Lasting) => opened,
         _ if confirmed => (0, 0),
         // Its ends are copies, and what lies between them is the driver's.
         Kind::Large if opened == (0, 0) => (3 * THRESHOLD - PAGE, 0),

@@ -1,11 +1,11 @@
-//! What a driver leaves; addresses that are chosen; hardware that does not confirm.
+//! What a driver leaves; hardware that does not confirm.
 
-use portcullis::addr::{Direction, Iova, IovaRange};
-use portcullis::dma::{DmaMapError, DmaUnmapError, Ended, Leftover, MapAttributes, OpsConfig, QueueConfig};
-use portcullis::domain::{Policy, UnmapError};
+use portcullis::addr::{Direction, Iova};
+use portcullis::dma::{DmaUnmapError, Ended, Leftover, MapAttributes, OpsConfig, QueueConfig};
+use portcullis::domain::UnmapError;
 
 use super::support::{CONFIGS, Calls, Ops, THRESHOLD, buffer, contents, machine, part, whole};
-use crate::queue::world::{BROKEN, PAGE, World};
+use crate::queue::world::{BROKEN, PAGE};
 
 /// One mapping of each kind, each of a different part of the buffer, which begins with 0x77. Returns their addresses and lengths.
 fn one_of_each(ops: &Ops, memory: &portcullis_model::Buffer) -> Vec<(Iova, u64)> {
@@ -170,63 +170,4 @@ fn all_that_is_left_is_not_confirmed_and_then_is() {
     ops.domain().flush().unwrap();
     assert!(all.iter().all(|(iova, _)| !world.writes(*iova, b"too late")));
     assert_eq!((ops.usage().open_mappings(), ops.domain().stats().lost_iova_bytes), (0, 0));
-}
-
-/// What firmware uses by its own addresses, and what lies where somebody else wants it.
-#[test]
-fn chosen_addresses_are_those_that_nobody_is_given() {
-    for config in CONFIGS {
-        let mut kept = None;
-        let world = World::with(Policy::Strict, |builder| {
-            let range = IovaRange::new(Iova::new(0x1000_1000), 9 * PAGE).unwrap();
-            kept = Some(range);
-            builder.reserve(range)
-        });
-        let (ops, kept) = (world.nic.ops(config).unwrap(), kept.unwrap());
-        let memory = buffer(&world, 9 * PAGE, 7);
-        let both = Direction::Bidirectional;
-        // SAFETY: the memory is the test's, all of it atomics.
-        let at = |iova, offset, len| unsafe {
-            ops.map_at(
-                Iova::new(iova),
-                (part(&memory, offset, len).phys, len),
-                both,
-                MapAttributes::default(),
-            )
-        };
-        let start = kept.start().get();
-        for (iova, offset, len) in [
-            (start - PAGE, 0, PAGE),
-            (start + 8 * PAGE, 0, 2 * PAGE),
-            (start, 8, 8),
-            (start + 8, 0, 8),
-            (0x2000_0000, 0, PAGE),
-            (!0xfff, 0, PAGE),
-        ] {
-            assert!(matches!(at(iova, offset, len), Err(DmaMapError::Address { .. })), "{iova:#x}");
-        }
-        assert!(matches!(at(start, 0, 0), Err(DmaMapError::List(_))));
-        for _ in 0..2 {
-            at(start + PAGE + 8, 8, 6 * PAGE).unwrap();
-            assert!(at(start + 3 * PAGE, 0, PAGE).is_err(), "something is there");
-            for page in 0..6 {
-                let there = Iova::new(start + PAGE + 8 + page * PAGE);
-                assert!(world.writes(there, b"from it!"));
-                assert_eq!(&contents(&memory)[(8 + page * PAGE) as usize..][..8], b"from it!");
-                ops.syncs_for_cpu(there, 8).unwrap();
-            }
-            assert_eq!((ops.usage().open_bytes, ops.usage().exposed_bytes), (6 * PAGE, PAGE));
-            assert!(ops.ends(Iova::new(start + PAGE), 6 * PAGE).is_err());
-            ops.ends(Iova::new(start + PAGE + 8), 6 * PAGE).unwrap();
-            assert!(!world.writes(Iova::new(start + PAGE + 8), b"too late"), "{config:?}");
-        }
-        // The device's mask is looked at, too.
-        ops.set_limits(start + PAGE, 0).unwrap();
-        assert!(matches!(at(start + PAGE, 0, PAGE), Err(DmaMapError::Address { .. })));
-        assert_eq!((ops.usage().open_mappings(), ops.domain().stats().lost_iova_bytes), (0, 0));
-        // None of them was ever handed out.
-        ops.set_limits(u64::MAX, 0).unwrap();
-        let others: Vec<_> = (0..64).map(|_| ops.maps(part(&memory, 0, PAGE), both).unwrap()).collect();
-        assert!(others.iter().all(|iova| !kept.contains(*iova)));
-    }
 }

@@ -227,14 +227,15 @@ fn a_device_made_strict_reaches_nothing_of_what_was_unmapped() {
     }
 }
 
-/// A handle with a policy ends by that, whatever its device and domain have.
+/// A device with a policy ends by that, whatever another device and the domain have.
 #[test]
-fn a_handle_with_a_policy_keeps_to_it() {
+fn a_device_with_a_policy_keeps_to_it() {
     for domain in [Policy::Strict, LAZY] {
         for (own, handle) in POLICIES.into_iter().flat_map(|own| [(own, Policy::Strict), (own, LAZY)]) {
             let world = world(domain);
             world.nic.dma().set_policy(own).unwrap();
-            let by_handle = world.nic.dma().with_policy(handle).unwrap();
+            let by_handle = DmaDevice::new(world.nic.domain().space().clone(), u64::MAX).unwrap();
+            by_handle.set_policy(Some(handle)).unwrap();
             let (kept, list) = memory(&world, ONE);
             let iova = by_handle.open_single(list[0].phys, PAGE, Direction::FromDevice).unwrap();
             let seen = used(&world, &[DmaSegment { iova, len: PAGE }]);

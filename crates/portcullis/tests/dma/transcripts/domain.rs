@@ -266,7 +266,8 @@ fn step_by_step() {
 fn policies_that_change() {
     let mut script = Script::new("policies", LAZY, Asked::default());
     let device = DmaDevice::new(script.space.clone(), u64::MAX).unwrap();
-    let strict = device.with_policy(Policy::Strict).unwrap();
+    let strict = DmaDevice::new(script.space.clone(), u64::MAX).unwrap();
+    strict.set_policy(Some(Policy::Strict)).unwrap();
     let turn = |said: &mut Transcript, world: &World, handle: &DmaDevice<Mapper, Cpus>| {
         let iova = handle.open_single(world.own, 100, TURNS[0]).unwrap();
         let _ = said.call(format_args!("unmap by {:?}", handle.policy()), || handle.unmap_single(iova, 100));

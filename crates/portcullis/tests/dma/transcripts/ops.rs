@@ -4,7 +4,7 @@ use portcullis::addr::{Direction, DmaSegment, Iova, PhysSegment};
 use portcullis::dma::{DmaMask, DmaOps, MapAttributes, OpsConfig, UnmapAttributes};
 use portcullis::domain::Policy;
 
-use super::world::{KEPT, Machine, PAGE, TURNS, World, shown};
+use super::world::{Machine, PAGE, TURNS, World, shown};
 use crate::transcript::{FOLDER, REJECTED, TIMED_OUT, Transcript, answer};
 
 const SIZES: [(u64, u64); 8] = [
@@ -130,23 +130,6 @@ fn plays(name: &str, config: OpsConfig, mask: DmaMask, trusted: bool) {
         let iova = script.map("0x1010+0x2000", piece, attributes).unwrap();
         script.unmap_as((iova, 2 * PAGE), UnmapAttributes { skip_copy: attributes.lasting });
     }
-    script.said.part("at an address");
-    for (iova, offset, len) in [
-        (KEPT, 0, PAGE),
-        (KEPT, 0, PAGE),
-        (KEPT + PAGE, PAGE, 2 * PAGE),
-        (KEPT + 0x3010, 0x10, PAGE),
-        (KEPT + 15 * PAGE, 0, 2 * PAGE),
-        (1 << 30, 0, PAGE),
-    ] {
-        let PhysSegment { phys, len } = script.world.piece(offset, len);
-        // SAFETY: the memory is the test's, all of it simulated.
-        let map = || unsafe { script.ops.map_at(Iova::new(iova), (phys, len), Direction::FromDevice, usual) };
-        let _ = script.said.call(format_args!("map {iova:#x}+{len:#x} to {offset:#x}"), map);
-    }
-    script.unmap((Iova::new(KEPT), PAGE));
-    script.unmap((Iova::new(KEPT + PAGE), PAGE));
-    script.unmap((Iova::new(KEPT + PAGE), 2 * PAGE));
     script.said.part("mistakes");
     for size in [(0x3010, 500), (0, 4 * PAGE)] {
         let (iova, len) = script.own(size);

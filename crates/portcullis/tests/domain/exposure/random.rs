@@ -3,6 +3,7 @@
 use std::sync::{Arc, Mutex};
 
 use portcullis::addr::{Direction, DomainId, Iova};
+use portcullis::dma::DmaDevice;
 use portcullis::domain::Policy;
 use portcullis::exposure::Exposure;
 use portcullis::invalidation::{Costs, Invalidation, InvalidationError, InvalidationQueue, Request};
@@ -139,7 +140,8 @@ impl Machine {
             failures: Mutex::default(),
             strict: Mutex::default(),
         });
-        let strict = rig.device.with_policy(Policy::Strict).unwrap();
+        let strict = DmaDevice::new(rig.domain.clone(), u64::MAX).unwrap();
+        strict.set_policy(Some(Policy::Strict)).unwrap();
         Self { rig, strict, model, late, shared, live: Vec::new() }
     }
 

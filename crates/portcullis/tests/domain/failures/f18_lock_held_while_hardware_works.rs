@@ -12,7 +12,7 @@ use std::sync::{Arc, Mutex, OnceLock, Weak};
 use std::time::Duration;
 
 use portcullis::addr::{Direction, DomainId, Iova, PageSize, PhysAddr, PhysSegment};
-use portcullis::dma::{Ended, QueueConfig, RawBatch, StrictRing, StrictRingConfig};
+use portcullis::dma::{DmaDevice, Ended, QueueConfig, RawBatch, StrictRing, StrictRingConfig};
 use portcullis::domain::Policy;
 use portcullis::heap::{self, OutOfMemory};
 use portcullis::invalidation::{
@@ -103,7 +103,8 @@ type Step = (&'static str, Box<dyn FnMut() + Send>);
 /// waits for its turn, as it must: then only what asks for nothing is in the list.
 fn everything<Q: InvalidationQueue>(rig: &Rig<Q>, alone: bool) -> Vec<Step> {
     let (domain, device) = (rig.domain.clone(), rig.device.clone());
-    let lazily = device.with_policy(LAZY_FOREVER).unwrap();
+    let lazily = DmaDevice::new(domain.clone(), u64::MAX).unwrap();
+    lazily.set_policy(Some(LAZY_FOREVER)).unwrap();
     let (other, other_device) = rig.another(9, LAZY_FOREVER);
     let mut ring = StrictRing::new(&device, StrictRingConfig::new(1024, PAGE, 256)).unwrap();
     let memory = Arc::clone(&rig.memory);
@@ -157,14 +158,14 @@ fn everything<Q: InvalidationQueue>(rig: &Rig<Q>, alone: bool) -> Vec<Step> {
             assert!(stats.taken_iova_bytes > 0 && stats.maps > 0 && exposure.longest_stale_ns < u64::MAX);
         }),
     );
-    let (one, two, mut window_ns) = (domain.clone(), device.clone(), 1 << 62);
+    let (one, two, mut window_ns) = (domain.clone(), lazily.clone(), 1 << 62);
     add(
         "weaken the policies",
         Box::new(move || {
             // Longer each time: what is as strict as before is flushed for.
             window_ns += 1;
             one.set_policy(Policy::Lazy { window_ns }).unwrap();
-            two.with_policy(Policy::Strict).unwrap();
+            two.set_policy(Some(Policy::Lazy { window_ns })).unwrap();
         }),
     );
     add(

@@ -4,7 +4,7 @@ use super::*;
 use crate::errors::{AT, REJECTED, range, sentences};
 
 fn pressure() -> Pressure {
-    Pressure { needed: 0x11, free: 0x12, capacity: 0x13, limit: 0x14, freed: 0x15 }
+    Pressure { needed: 0x11, free: 0x12, capacity: 0x13, limit: 0x14 }
 }
 
 sentences::sentences! {
@@ -13,8 +13,6 @@ sentences::sentences! {
         Pressure(pressure()) => "17 bytes in one piece needed, 18 free of 19; the limit is 20";
         List(MapListError::EmptyList) => "the list has no segments";
         TooLong { len: 2, most: 1 } => "2 bytes in one piece: 1 to 1 can be had";
-        Address { iova: AT } =>
-            "nothing can be mapped at 0xa000: the domain does not keep the addresses free, or they do not fit";
         NoBuffer { bytes: 1, held: 2 } => "no 1 bytes of memory to copy through; the pool's slots hold 2";
         AllTaken { bytes: 0x1000 } =>
             "all buffers of 4096 bytes are taken, queues' mappings included: `PoolConfig::class_bytes` sets how many there are";

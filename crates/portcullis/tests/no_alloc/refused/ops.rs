@@ -70,14 +70,6 @@ impl Life<'_> {
                 // What stays: for the end of all.
                 *places.next().unwrap() = Some(self.map_list(&ops, ground.lists[2].0, direction));
             }
-            // In the range that is reserved.
-            let chosen = Iova::new(0xfee0_3000);
-            let memory = (ground.lists[0].0[0].phys, PAGE);
-            // SAFETY: as above.
-            self.step("a map at an address", || unsafe {
-                ops.map_at(chosen, memory, Direction::Bidirectional, MapAttributes::default())
-            });
-            self.unmap(&ops, (chosen, PAGE), false);
             self.end("maintenance", ops.maintain());
         }
         self.step("a narrower mask", || ops.set_limits(0xffff_ffff, PAGE - 1));

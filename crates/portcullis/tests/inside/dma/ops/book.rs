@@ -3,7 +3,7 @@ use super::*;
 fn entry(iova: u64, len: u64, neighbours: u64) -> Entry {
     let iova = Iova::new(iova);
     let range = IovaRange::of_pages(iova, len, PageSize::SIZE_4K).unwrap();
-    Entry { iova, len, range, neighbours, lasting: false, fixed: false }
+    Entry { iova, len, range, neighbours, lasting: false }
 }
 
 /// Wherever it begins, and whatever stood in the words before.
@@ -65,14 +65,14 @@ fn mappings_whose_leaves_share_a_place_are_told_apart() {
 fn all_mappings_are_taken_once() {
     let book = Book::new(Iova::new(u64::MAX), PageSize::SIZE_4K, Near::new().unwrap());
     let all = [entry(4096, 1, 4095), entry(3 << 40, 9 * 4096, 0), entry(u64::MAX - 4095, 4096, 0)];
-    let all = all.map(|entry| Entry { lasting: entry.len == 1, fixed: entry.len > 4096, ..entry });
+    let all = all.map(|entry| Entry { lasting: entry.len == 1, ..entry });
     all.iter().for_each(|entry| book.note(*entry).unwrap());
     let mut taken = alloc::vec::Vec::new();
     book.take_all(|entry| taken.push(entry));
     assert_eq!(taken, all);
     book.take_all(|entry| panic!("{entry:?}"));
     let most = book.most;
-    assert_eq!(most, u64::MAX >> 5 >> 12, "five flags and an offset in a page are beside it");
+    assert_eq!(most, u64::MAX >> 4 >> 12, "four flags and an offset in a page are beside it");
     assert_eq!(book.note(entry(0, most + 1, 0)), Err(NotNoted::TooLong));
     assert_ne!(book.note(entry(0, most, 0)), Err(NotNoted::TooLong));
     assert_eq!(book.error(NotNoted::TooLong, most + 1), DmaMapError::TooLong { len: most + 1, most });

@@ -10,7 +10,7 @@ fn of_several_callers_that_end_a_mapping_one_has_it() {
         let book = Arc::new(Book::new(Iova::new(0x7fff), PageSize::SIZE_4K, Near::new().unwrap()));
         let (iova, len) = (Iova::new(0x2010), 0x1ff0);
         let range = IovaRange::new(Iova::new(0x2000), 0x2000).unwrap();
-        book.note(Entry { iova, len, range, neighbours: 0x10, lasting: false, fixed: false }).unwrap();
+        book.note(Entry { iova, len, range, neighbours: 0x10, lasting: false }).unwrap();
         let other = {
             let book = Arc::clone(&book);
             thread::spawn(move || u32::from(book.take(iova, len).is_ok()))
@@ -31,7 +31,7 @@ fn of_several_callers_that_end_a_mapping_one_has_it() {
 fn page(at: u64) -> Entry {
     let iova = Iova::new(at);
     let range = IovaRange::new(iova, 0x1000).unwrap();
-    Entry { iova, len: 0x1000, range, neighbours: 0, lasting: false, fixed: false }
+    Entry { iova, len: 0x1000, range, neighbours: 0, lasting: false }
 }
 
 /// Two callers at once, each with a mapping of its own, which it ends.
