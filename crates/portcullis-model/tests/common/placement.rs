@@ -200,7 +200,7 @@ impl Machine {
         let config = match placed {
             Placed::Pages | Placed::Ranges => None,
             Placed::Arenas => Some(config),
-            Placed::Coloured => Some(config.with_colour(number)),
+            Placed::Coloured => Some(RingConfig { colour: Some(number), ..config }),
         };
         let arena = config.map(|config| RingArena::new(&self.space, &self.platform, &config).unwrap());
         self.map(own);

@@ -86,11 +86,6 @@ impl<Q: InvalidationQueue> SharedQueue<Q> {
     pub fn queue(&self) -> &Q {
         &self.queue
     }
-
-    /// Gives the queue back.
-    pub fn into_inner(self) -> Q {
-        self.queue
-    }
 }
 
 // SAFETY: clause 1: a caller gets `Ok` from `Q`, for its own submission or for a batch that covers all its requests (`Batch`) and was submitted

@@ -74,11 +74,6 @@ impl RingConfig {
     pub const fn new(descriptors: u32, descriptor_bytes: u64, granule: PageSize) -> Self {
         Self { descriptors, descriptor_bytes, granule, colour: None, limit: Iova::new(u64::MAX) }
     }
-
-    /// Returns the configuration with another [`colour`](Self::colour).
-    pub const fn with_colour(self, colour: u32) -> Self {
-        Self { colour: Some(colour), ..self }
-    }
 }
 
 /// A range of a space from which one queue takes its addresses, in rotation.
@@ -99,7 +94,7 @@ impl RingConfig {
 /// let space = IovaSpace::new(&SpaceConfig::new(aperture, PageSize::SIZE_4K, 1))?;
 ///
 /// // The third queue of a device: 512 descriptors of 256 KiB.
-/// let config = RingConfig::new(512, 256 << 10, PageSize::SIZE_4K).with_colour(2);
+/// let config = RingConfig { colour: Some(2), ..RingConfig::new(512, 256 << 10, PageSize::SIZE_4K) };
 /// let mut arena = RingArena::new(&space, &platform, &config)?;
 /// let first = arena.reserve(256 << 10)?;
 /// let second = arena.reserve(256 << 10)?;

@@ -53,7 +53,7 @@ mod store;
 mod survey;
 mod walk;
 
-use fit::{Fit, LEAF_ORDER, LEAF_PAGES};
+use fit::{Fit, LEAF_ORDER};
 use node::{Child, MAX_LEVEL};
 use path::{Path, Spine};
 pub use runs::MAX_ORDER;
@@ -252,22 +252,6 @@ impl Bitmap {
     /// allocate.
     pub const fn least_free(&self) -> u64 {
         self.least_free
-    }
-
-    /// Returns the number of pages in the largest hole; 0 if nothing is free. First catches up with deferred work, as
-    /// [`Bitmap::alloc`] does. If no hole at a leaf's boundary is as long as a leaf, it then looks at each leaf that
-    /// may have a longer hole than those before: at all of them in the worst case. Does not allocate.
-    pub fn largest_hole(&mut self) -> u64 {
-        if self.top == 0 {
-            return 0;
-        }
-        self.refresh_runs();
-        let across = self.store.node(self.root).runs.longest(0);
-        // A run that touches no boundary is shorter.
-        if across >= LEAF_PAGES.into() {
-            return across;
-        }
-        self.store.longest_inside(self.root, self.top, across)
     }
 
     /// Returns the bytes of heap memory: 64 for every leaf and 256 for every node, used or not. Constant time; does not

@@ -393,8 +393,8 @@ fn what_cannot_be_made_is_refused_and_takes_nothing() {
 #[test]
 fn a_colour_never_costs_the_last_range() {
     let (space, platform) = (space(1024 + 511), StdPlatform::with_cpus(1));
-    let config = RingConfig::new(512, PAGE, GRANULE);
-    let arenas = [7, 8].map(|colour| RingArena::new(&space, &platform, &config.with_colour(colour)).unwrap());
+    let config = |colour| RingConfig { colour: Some(colour), ..RingConfig::new(512, PAGE, GRANULE) };
+    let arenas = [7, 8].map(|colour| RingArena::new(&space, &platform, &config(colour)).unwrap());
     for mut arena in arenas {
         assert_eq!(arena.range().len(), LARGE);
         let all: Vec<_> = (0..512).map(|_| arena.reserve(PAGE).unwrap()).collect();

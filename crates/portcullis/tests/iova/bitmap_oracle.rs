@@ -163,7 +163,14 @@ impl Pair {
     fn compare(&mut self) -> Result<(), TestCaseError> {
         prop_assert_eq!(self.bitmap.check(), Ok(()));
         prop_assert_eq!(self.bitmap.free_pages(), self.model.free_pages());
-        prop_assert_eq!(self.bitmap.largest_hole(), self.model.largest_hole());
+        // A page more than fits from an aligned page on.
+        for order in [9, 10, 13] {
+            let from = |first: u64| first.next_multiple_of(1 << order);
+            let holes = self.model.holes().into_iter();
+            let most = holes.map(|(first, pages)| (first + pages).saturating_sub(from(first))).max();
+            let too_many = self.bitmap.alloc(most.unwrap_or(0) + 1, order, u64::MAX);
+            prop_assert_eq!(too_many, Err(BitmapError::NoFit));
+        }
         prop_assert!(self.bitmap.iter().eq(self.model.holes()));
         // Up to an edge of a hole, and somewhere.
         let somewhere = self.model.holes().get(self.steps % 7).map_or(7, |hole| hole.0 + hole.1 / 2);

@@ -195,7 +195,8 @@ fn a_ring_in_a_small_space_keeps_the_pages_between_colours() {
     const LARGE: u64 = 512;
     for colour in 0..4 {
         let (platform, space) = (Chosen::new(1), IovaSpace::new(&config(0, 4 * LARGE, 1)).unwrap());
-        let config = RingConfig::new(16, 64 * PAGE, PageSize::SIZE_4K).with_colour(colour);
+        let usual = RingConfig::new(16, 64 * PAGE, PageSize::SIZE_4K);
+        let config = RingConfig { colour: Some(colour), ..usual };
         let mut arena = RingArena::new(&space, &platform, &config).unwrap();
         assert!(arena.range().len() <= 4 * LARGE * PAGE);
         let ranges: Vec<_> = (0..16).map(|_| arena.reserve(64 * PAGE).unwrap()).collect();

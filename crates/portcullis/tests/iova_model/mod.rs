@@ -1,7 +1,7 @@
 //! A plain model of an address space, and numbers to test with.
 #![allow(dead_code, reason = "each test file uses a part")]
 
-use portcullis::iova::{BitmapError, MAX_ORDER};
+use portcullis::iova::{Bitmap, BitmapError, MAX_ORDER, Survey};
 use proptest::prelude::*;
 
 /// A list of free ranges, on which everything is done the obvious way.
@@ -71,6 +71,13 @@ impl List {
     pub fn largest_hole(&self) -> u64 {
         self.holes().iter().map(|hole| hole.1).max().unwrap_or(0)
     }
+}
+
+/// The pages of the largest hole, by a survey.
+pub fn largest_hole(bitmap: &Bitmap) -> u64 {
+    let mut survey = Survey::new(u64::MAX);
+    while !bitmap.survey(&mut survey) {}
+    survey.largest
 }
 
 /// What a range is refused for in any space, or the page behind it, which is `most` at the most.

@@ -94,13 +94,6 @@ impl Fit {
         self.0[need.lane] >= need.least
     }
 
-    /// Returns an upper bound of the runs inside a leaf. (A run of `2^(k + 1) - 1` pages has an aligned block of `2^k`
-    /// in it.)
-    pub(super) fn longest_at_most(&self) -> u64 {
-        let is_full = |order: &u32| self.has(Need::of(1 << order, *order));
-        (0..=LEAF_ORDER).rev().find(is_full).map_or(0, |order| (4 << order) - 2)
-    }
-
     #[inline]
     pub(super) fn is_none(&self) -> bool {
         self.0[0] == 0

@@ -159,10 +159,6 @@ impl Leaf {
         })
     }
 
-    pub(super) fn longest(&self) -> u64 {
-        self.runs().map(|(start, end)| end - start).max().unwrap_or(0).into()
-    }
-
     /// Returns the highest place for `pages` pages at a multiple of `2^order`. The order is at most 9.
     #[inline]
     pub(super) fn place(&self, pages: u64, order: u32) -> Option<u32> {

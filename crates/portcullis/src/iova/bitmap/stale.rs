@@ -59,27 +59,6 @@ impl Store {
         }
     }
 
-    /// Returns the length of the longest run inside a leaf with bits below the node `root` of level `top`, or `best` if
-    /// that is more. Looks only at leaves that may have a longer run than those before.
-    pub(super) fn longest_inside(&self, root: u32, top: u32, mut best: u64) -> u64 {
-        let mut walk = Walk::new(root, top, 0);
-        while walk.page() < pages(top) {
-            let (node, block) = (self.node(walk.node()), walk.block());
-            match node.children[block].number() {
-                Some(child) if node.fits[block].longest_at_most() > best => {
-                    if walk.level() > 1 {
-                        walk.enter(child);
-                        continue;
-                    }
-                    best = best.max(self.leaf(child).longest());
-                }
-                _ => {}
-            }
-            walk.pass_block();
-        }
-        best
-    }
-
     /// Returns the contribution of `block` to the runs of a node of `level`.
     #[inline]
     pub(super) fn part(&self, node: &Node, level: u32, block: usize) -> Part<'_> {

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use portcullis::addr::{Iova, IovaRange, PageSize};
-use portcullis::iova::{Bitmap, IovaSpace, RingArena, RingConfig, SpaceConfig};
+use portcullis::iova::{Bitmap, IovaSpace, RingArena, RingConfig, SpaceConfig, Survey};
 
 use super::world::PAGE;
 use crate::dice::Dice;
@@ -141,7 +141,9 @@ fn a_bitmap() {
     let state = |said: &mut Transcript, bitmap: &mut Bitmap| {
         let holes: Vec<_> =
             bitmap.iter().take(12).map(|(first, pages)| format!("{first:#x}+{pages:#x}")).collect();
-        let figures = (bitmap.free_pages(), bitmap.least_free(), bitmap.largest_hole());
+        let mut survey = Survey::new(u64::MAX);
+        while !bitmap.survey(&mut survey) {}
+        let figures = (bitmap.free_pages(), bitmap.least_free(), survey.largest);
         said.line(format_args!("    {figures:x?} {}", holes.join(" ")));
     };
     for (first, pages) in [(1, 0x3fff), (0x1_0000, 0x20_0000), (0x100, 1), (0, 0), (1 << 50, 1 << 30)] {
