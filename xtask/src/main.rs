@@ -398,6 +398,21 @@ fn check_steps() -> Vec<Step> {
                 "warnings",
             ],
         ),
+        // Without the feature `parts`, as kernels and programs have it: code that only tests call is dead there.
+        Step::cargo(
+            "code of the core that nobody calls",
+            &[
+                "clippy",
+                "--locked",
+                "-p",
+                "portcullis",
+                "--lib",
+                "--no-default-features",
+                "--",
+                "-D",
+                "warnings",
+            ],
+        ),
         Step {
             folder: NO_STD,
             environment: &[("CARGO_TARGET_DIR", "target")],

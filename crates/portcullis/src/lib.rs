@@ -136,8 +136,6 @@
 //! # fn main() {}
 //! ```
 #![no_std]
-// Without the feature, code that only users of the parts call or import is dead.
-#![cfg_attr(not(feature = "parts"), allow(dead_code, unused_imports))]
 
 extern crate alloc;
 #[cfg(feature = "std")]

@@ -12,7 +12,9 @@
 
 mod ticket_lock;
 
-pub use ticket_lock::{Served, Ticket, TicketLock};
+pub use ticket_lock::TicketLock;
+#[cfg(feature = "parts")]
+pub use ticket_lock::{Served, Ticket};
 
 #[cfg(not(loom))]
 pub use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, AtomicUsize, Ordering, fence};

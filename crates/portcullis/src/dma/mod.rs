@@ -88,10 +88,10 @@ pub use queue::{
     NotMapped, Queue, QueueConfig,
 };
 pub use raw_batch::MOST_IN_BATCH;
+#[cfg(not(feature = "parts"))]
+pub(crate) use raw_batch::RawBatch;
 #[cfg(feature = "parts")]
 pub use raw_batch::{BatchError, RawBatch};
-#[cfg(not(feature = "parts"))]
-pub(crate) use raw_batch::{BatchError, RawBatch};
 #[cfg(feature = "parts")]
 pub use ring::{StrictRing, StrictRingConfig};
 #[cfg(not(feature = "parts"))]

@@ -6,7 +6,9 @@ use alloc::vec::Vec;
 use super::DmaDevice;
 use super::device::bytes_of;
 use super::told::Told;
-use crate::addr::{DmaSegment, Iova, IovaRange};
+use crate::addr::IovaRange;
+#[cfg(feature = "parts")]
+use crate::addr::{DmaSegment, Iova};
 use crate::bounce::error::DmaUnmapError;
 use crate::domain::{Domain, UnmapError};
 use crate::heap::{OutOfMemory, Shared, room_for};
@@ -19,6 +21,7 @@ use crate::platform::Platform;
 pub const MOST_IN_BATCH: usize = 256;
 
 /// The batch did not take a mapping.
+#[cfg(feature = "parts")]
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum BatchError {
@@ -82,6 +85,7 @@ impl<M: Mapper, P: Platform> RawBatch<M, P> {
     }
 
     /// Whether no mapping waits for the commit.
+    #[cfg(feature = "parts")]
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
@@ -121,14 +125,7 @@ impl<M: Mapper, P: Platform> RawBatch<M, P> {
         &mut self.told
     }
 
-    pub(super) fn accepts(&self, domain: &Shared<Domain<M, P>>) -> Result<(), BatchError> {
-        if !Shared::ptr_eq(&self.domain, domain) {
-            return Err(BatchError::OtherDomain);
-        }
-        if self.is_full() { Err(BatchError::Full { most: self.most }) } else { Ok(()) }
-    }
-
-    /// Takes an [accepted](Self::accepts) mapping, of a buffer of `used` bytes in `range`, or without translation.
+    /// Takes a mapping of its domain, if it is not full: of a buffer of `used` bytes in `range`, or without translation.
     pub(super) fn unlink(&mut self, range: Option<IovaRange>, used: u64) -> Result<(), UnmapError> {
         let neighbours = range.map_or(0, |range| range.len().saturating_sub(used));
         // A part goes with the rest of its mapping, by whichever call that is.
@@ -233,6 +230,14 @@ impl<M: Mapper, P: Platform> Drop for RawBatch<M, P> {
 
 #[cfg(feature = "parts")]
 impl<M: Mapper, P: Platform> DmaDevice<M, P> {
+    fn accepts(&self, batch: &RawBatch<M, P>) -> Result<(), BatchError> {
+        match batch.is_full() {
+            _ if !Shared::ptr_eq(&batch.domain, self.domain()) => Err(BatchError::OtherDomain),
+            true => Err(BatchError::Full { most: batch.most }),
+            false => Ok(()),
+        }
+    }
+
     /// Unmaps into `batch` a mapping that [`map_single`](Self::map_single) returned for the same `len`: it is over when the batch is
     /// committed. Clears the translations at once.
     ///
@@ -247,7 +252,7 @@ impl<M: Mapper, P: Platform> DmaDevice<M, P> {
         iova: Iova,
         len: u64,
     ) -> Result<(), BatchError> {
-        batch.accepts(self.domain())?;
+        self.accepts(batch)?;
         let range = self.range_to_unmap(iova, len)?;
         Ok(batch.unlink(range, len)?)
     }
@@ -260,7 +265,7 @@ impl<M: Mapper, P: Platform> DmaDevice<M, P> {
         let Some((iova, len)) = self.whole_of(mapped)? else {
             return Ok(());
         };
-        batch.accepts(self.domain())?;
+        self.accepts(batch)?;
         let range = self.range_to_unmap(iova, len)?;
         Ok(batch.unlink(range, bytes_of(mapped.iter().map(|segment| segment.len)))?)
     }

@@ -17,16 +17,14 @@ mod shared;
 
 pub use blocks::{Block, Blocks, Granularity, MOST_BLOCKS, blocks};
 pub use costs::Costs;
+#[cfg(not(feature = "parts"))]
+pub(crate) use device_tlb::DeviceTlbs;
 #[cfg(feature = "parts")]
 pub use device_tlb::{DeviceTlbs, MOST_DEVICE_TLBS};
-#[cfg(not(feature = "parts"))]
-pub(crate) use device_tlb::{DeviceTlbs, MOST_DEVICE_TLBS};
 #[cfg(feature = "parts")]
 pub use flush_queue::{Cleared, Flush, FlushQueue, Pushed, QUEUE_ENTRIES, SHARED_ENTRIES, SLICE, Waiting};
 #[cfg(not(feature = "parts"))]
-pub(crate) use flush_queue::{
-    Cleared, Flush, FlushQueue, Pushed, QUEUE_ENTRIES, SHARED_ENTRIES, SLICE, Waiting,
-};
+pub(crate) use flush_queue::{Cleared, Flush, FlushQueue, Pushed, QUEUE_ENTRIES, SLICE, Waiting};
 pub use gather::{GATHER_RANGES, Gather};
 pub use shared::{Shareable, SharedQueue, SharedWaits};
 

@@ -162,6 +162,7 @@ impl RingArena {
     /// # Errors
     /// [`ArenaError::Empty`], [`ArenaError::Granule`] if the space's granule is another, [`ArenaError::TooLarge`],
     /// [`ArenaError::OutOfMemory`], or [`ArenaError::Space`] if the space has no such range; nothing is taken then.
+    #[cfg(feature = "parts")]
     pub fn new<P: Platform>(
         space: &IovaSpace,
         platform: &P,
@@ -170,7 +171,7 @@ impl RingArena {
         Self::new_by(space, config, |len, limit| space.alloc(platform, len, limit))
     }
 
-    /// As [`new`](Self::new), with `alloc` to allocate from `space`.
+    /// As `new`, with `alloc` to allocate from `space`.
     pub(crate) fn new_by(
         space: &IovaSpace,
         config: &RingConfig,
@@ -325,6 +326,7 @@ impl RingArena {
     }
 
     /// Returns the number of live reservations.
+    #[cfg(feature = "parts")]
     pub fn reservations(&self) -> usize {
         self.live as usize
     }

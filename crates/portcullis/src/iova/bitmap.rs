@@ -260,17 +260,6 @@ impl Bitmap {
         self.store.bytes()
     }
 
-    /// Returns the holes in address order, each as its first page and its number of pages. Each step costs O(h), and
-    /// the nodes and bits that exist in the hole. Does not allocate.
-    pub fn iter(&self) -> impl Iterator<Item = (u64, u64)> {
-        let mut from = 0;
-        core::iter::from_fn(move || {
-            let start = self.first_in(from, self.end(), true)?;
-            from = self.first_in(start, self.end(), false).unwrap_or(self.end());
-            Some((start, from - start))
-        })
-    }
-
     /// Returns the page behind the last one that has nodes.
     #[inline]
     const fn end(&self) -> u64 {

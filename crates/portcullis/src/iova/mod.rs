@@ -27,7 +27,11 @@ pub(crate) use cached::Own;
 pub(crate) use links::{Links, WordLeaf};
 
 pub use arena::{ArenaError, ReleaseError, RingArena, RingConfig};
+#[cfg(feature = "parts")]
 pub use bitmap::{Bitmap, BitmapError, MAX_ORDER, Survey};
+#[cfg(feature = "parts")]
 pub use class::CACHED_ORDERS;
-pub use config::{IovaError, SpaceConfig, SpaceUsage};
+#[cfg(feature = "parts")]
+pub use config::SpaceUsage;
+pub use config::{IovaError, SpaceConfig};
 pub use space::IovaSpace;

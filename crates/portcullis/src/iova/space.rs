@@ -48,20 +48,16 @@ impl IovaSpace {
     ///
     /// # Errors
     /// [`IovaError::Empty`] if the aperture holds no whole granule that is not reserved, [`IovaError::OutOfMemory`].
+    #[cfg(feature = "parts")]
     pub fn new(config: &SpaceConfig) -> Result<Self, IovaError> {
-        Self::with_marks(config, Shared::new(Marks::new(config.cpus)?)?)
-    }
-
-    /// As [`new`](Self::new), with lists for exclusive sections of `marks`.
-    pub(crate) fn with_marks(config: &SpaceConfig, marks: Shared<Marks>) -> Result<Self, IovaError> {
         let mut place = MaybeUninit::uninit();
-        Self::make_in(&mut place, config, marks)?;
+        Self::make_in(&mut place, config, Shared::new(Marks::new(config.cpus)?)?)?;
         // SAFETY: `make_in` returned `Ok`, so the value is there.
         Ok(unsafe { place.assume_init() })
     }
 
-    /// As [`with_marks`](Self::with_marks), in `place`, which is empty after an error: for owners that are too large
-    /// for a stack.
+    /// As `new`, in `place`, which is empty after an error, with lists for exclusive sections of `marks`: for owners
+    /// that are too large for a stack.
     #[inline(never)]
     pub(crate) fn make_in<'a>(
         place: &'a mut MaybeUninit<Self>,
@@ -108,12 +104,13 @@ impl IovaSpace {
     /// [`IovaError::Empty`], [`IovaError::Exhausted`], [`IovaError::OutOfMemory`]. No range is handed out then. For the
     /// figures of `Exhausted` it looks at all of the space up to `limit`, under the lock for at most 32 of the bitmap's
     /// nodes and leaves at a time.
+    #[cfg(feature = "parts")]
     #[inline]
     pub fn alloc<P: Platform>(&self, platform: &P, len: u64, limit: Iova) -> Result<IovaRange, IovaError> {
         self.alloc_guarded(platform, (len, limit), true, |_, range| range)
     }
 
-    /// As [`alloc`](Self::alloc), and makes a `guard` of the range with the CPU still lent: if the platform panics
+    /// As `alloc`, and makes a `guard` of the range with the CPU still lent: if the platform panics
     /// afterwards, the guard is dropped. It drains other CPUs' lists, and waits for them, only if it `may_wait`.
     #[inline]
     pub(crate) fn alloc_guarded<P: Platform, T>(

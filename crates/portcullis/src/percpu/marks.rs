@@ -9,7 +9,7 @@
 //!   ([`Section`] or [`Turn`]) stay valid until the section ends.
 //! - A revocation sets the revocation flags, then waits for the exclusive sections that have begun. Until it ends, the
 //!   owner has no access to its values (Dekker's mutual exclusion, with its cost on the rare side). Values that others
-//!   visit often are revoked [separately](super::TurnLocal::apart): their owner keeps access to its other values.
+//!   visit often are revoked [separately](super::TurnLocal::apart_in): their owner keeps access to its other values.
 //!
 //! A [`Section`] may take frames from the embedder, for tables; a [`Turn`] takes none. So a caller that holds a lock of
 //! the embedder's allocator may revoke, but not `synchronize`.

@@ -12,7 +12,7 @@ use crate::platform::{LocalCpu, Platform};
 
 /// One `T` for each CPU. The owner uses it in its exclusive sections of `marks`. Rarely, one other caller at a time has
 /// it: meanwhile the owner has no access to any value of these marks, or, with values that are [revoked
-/// separately](Self::apart), no access to these.
+/// separately](Self::apart_in), no access to these.
 #[derive(Debug)]
 pub struct TurnLocal<T, const APART: bool = false> {
     values: Box<[CachePadded<T>]>,
@@ -48,21 +48,11 @@ impl<T> TurnLocal<T> {
 
 impl<T> TurnLocal<T, true> {
     /// As [`new`](TurnLocal::new), for values that are revoked *separately*: meanwhile their owners keep access to all
-    /// other values of the same marks.
+    /// other values of the same marks. `make` builds each in its place, as they may be too large for a stack.
     ///
     /// # Errors
     /// As [`new`](TurnLocal::new).
-    pub fn apart(
-        marks: Shared<Marks>,
-        cpus: usize,
-        make: impl FnMut(usize) -> Result<T, OutOfMemory>,
-    ) -> Result<Self, OutOfMemory> {
-        let TurnLocal { values, marks } = TurnLocal::new(marks, cpus, make)?;
-        Ok(Self { values, marks })
-    }
-
-    /// As [`apart`](Self::apart), built in place.
-    pub(crate) fn apart_in(
+    pub fn apart_in(
         marks: Shared<Marks>,
         cpus: usize,
         make: impl for<'a> FnMut(usize, &'a mut MaybeUninit<T>) -> Result<&'a mut T, OutOfMemory>,
@@ -112,7 +102,7 @@ impl<T, const APART: bool> TurnLocal<T, APART> {
 
     /// Calls `f` with each CPU's number and value (or with those of the CPU `only`), one after the other, with
     /// exclusive access. Meanwhile the owners have no access to any value of the marks, or, where these values are
-    /// [revoked separately](Self::apart), to these.
+    /// [revoked separately](Self::apart_in), to these.
     ///
     /// Costs one barrier of all CPUs. Context: waits for each owner's exclusive section to end. Not inside a section,
     /// or another such call, of the same marks; not with a CPU lent; not in an interrupt handler.

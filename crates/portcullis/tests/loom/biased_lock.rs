@@ -112,9 +112,9 @@ struct Beside {
 impl Values for Beside {
     fn new() -> Arc<Self> {
         let marks = Shared::new(Marks::new(1).unwrap()).unwrap();
-        let make = |_| Ok(Value(UnsafeCell::new(0)));
-        let rest = TurnLocal::new(marks.clone(), 1, make).unwrap();
-        let value = TurnLocal::apart(marks.clone(), 1, make).unwrap();
+        let value = || Value(UnsafeCell::new(0));
+        let rest = TurnLocal::new(marks.clone(), 1, |_| Ok(value())).unwrap();
+        let value = TurnLocal::apart_in(marks.clone(), 1, |_, place| Ok(place.write(value()))).unwrap();
         Arc::new(Self { marks, rest, value })
     }
 

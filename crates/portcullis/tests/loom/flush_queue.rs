@@ -51,7 +51,7 @@ struct Queues(FlushQueue, Shared<Marks>);
 impl Queues {
     fn new() -> Arc<Self> {
         let marks = Shared::new(Marks::new(1).unwrap()).unwrap();
-        Arc::new(Self(FlushQueue::per_cpu(marks.clone(), 1).unwrap(), marks))
+        Arc::new(Self(FlushQueue::new(Some(marks.clone()), 1).unwrap(), marks))
     }
 
     /// Queues the range in a turn of CPU 0, after `clear`, as lazy protection does, for `window`.

@@ -205,7 +205,7 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
     ///
     /// # Safety
     /// As [`BounceDevice::map`].
-    #[inline]
+    #[inline(never)]
     pub(crate) unsafe fn map_slow<'a>(
         &self,
         client: &Client,

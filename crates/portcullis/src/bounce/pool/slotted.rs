@@ -120,6 +120,7 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
     /// 3. Its maker calls nothing for the mapping afterwards: the address may be another mapping's by then.
     ///
     /// An address without a mapping is an error, and nothing is copied.
+    #[cfg(feature = "parts")]
     #[inline]
     pub unsafe fn unmap(&self, iova: Iova, len: u64) -> Result<(), DmaUnmapError> {
         // SAFETY: clauses 1 to 3 are the caller's.

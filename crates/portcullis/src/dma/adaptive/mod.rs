@@ -22,7 +22,7 @@ use super::{DmaDevice, RawMapping, StrictRing, StrictRingConfig};
 use crate::addr::Direction;
 use crate::bounce::error::DmaUnmapError;
 use crate::bounce::pool::BounceDevice;
-use crate::heap::{OutOfMemory, Shared, made, slice, write_fields};
+use crate::heap::{OutOfMemory, Shared, slice, write_fields};
 use crate::mapper::Mapper;
 use crate::platform::{CopyMemory, Platform};
 use crate::setup::SetupError;
@@ -103,6 +103,7 @@ impl<M: Mapper, P: Platform, C: CopyMemory, K: Fn() -> u64> AdaptiveRing<M, P, C
     ///
     /// # Errors
     /// As [`StrictRing::new`]; [`SetupError::NotTranslated`] for a device without translation; [`SetupError::OtherDomain`].
+    #[cfg(feature = "parts")]
     pub fn new(
         device: &DmaDevice<M, P>,
         pool: BounceDevice<M, P, C>,
@@ -110,7 +111,8 @@ impl<M: Mapper, P: Platform, C: CopyMemory, K: Fn() -> u64> AdaptiveRing<M, P, C
         config: StrictRingConfig,
         clock: K,
     ) -> Result<Self, SetupError> {
-        let mut queue: Self = made(|place| Self::unmeasured_in(place, device, pool, config, clock))?;
+        let mut queue: Self =
+            crate::heap::made(|place| Self::unmeasured_in(place, device, pool, config, clock))?;
         queue.measure_toward(direction)?;
         Ok(queue)
     }

@@ -222,7 +222,7 @@ impl<X: Machine> DmaOps<X> {
             return None;
         }
         // A device may write less than all of it, and a driver relies on the rest (as on Linux: CVE-2022-0854).
-        let how = PoolAttributes { copy_in: true, ..PoolAttributes::default() };
+        let how = PoolAttributes { copy_in: true };
         let mut is_counted = false;
         let add = |(counts, alone): (&Counts, bool)| {
             counts.maps.add(alone, 1);

@@ -282,6 +282,7 @@ impl<M: Mapper, P: Platform> StrictRing<M, P> {
     }
 
     /// The ring's addresses; `None` without translation.
+    #[cfg(feature = "parts")]
     pub fn arena(&self) -> Option<&RingArena> {
         self.arena.as_ref()
     }

@@ -25,7 +25,7 @@
 //! entry is not taken to be covered. In the shared queue the lock replaces the section: the flush takes it once between the two steps.
 //!
 //! A CPU uses its queue without a lock, in the exclusive section in which it clears the translations. A visitor uses it while the CPU is kept out of
-//! this queue, but not out of its other per-CPU values: see [`TurnLocal::apart`]. The visitor sees what the CPU did in its sections and before.
+//! this queue, but not out of its other per-CPU values: see [`TurnLocal::apart_in`]. The visitor sees what the CPU did in its sections and before.
 //! Sections after the visit see what the visitor did and saw before it, such as a new policy. Meanwhile the CPU uses the shared queue, under its
 //! lock.
 //!
@@ -166,31 +166,21 @@ fn share(place: &mut MaybeUninit<Mutex<Ring>>, entries: usize) -> Result<(), Out
 }
 
 impl FlushQueue {
-    /// Makes empty queues of 256 entries for `cpus` CPUs that have section flags in `marks`, in whose exclusive sections the queues are used. All
-    /// memory is allocated here.
+    /// Makes empty queues. With `marks` there are 256 entries for each of `cpus` CPUs that have section flags there, in whose exclusive sections the
+    /// queues are used. Without, there is one queue of 32,768 entries (512 KiB) for all CPUs: flushes are few, and all CPUs take one lock. All memory
+    /// is allocated here.
     ///
     /// # Errors
     /// [`OutOfMemory`].
-    pub fn per_cpu(marks: Shared<Marks>, cpus: usize) -> Result<Self, OutOfMemory> {
-        Self::new(marks, cpus, QUEUE_ENTRIES)
-    }
-
-    /// Makes one queue of 32,768 entries (512 KiB, allocated here) for all CPUs: flushes are few, and all CPUs take one lock.
-    ///
-    /// # Errors
-    /// [`OutOfMemory`].
-    pub fn shared() -> Result<Self, OutOfMemory> {
-        Self::new(Shared::new(Marks::new(0)?)?, 0, SHARED_ENTRIES)
-    }
-
-    fn new(marks: Shared<Marks>, cpus: usize, entries: usize) -> Result<Self, OutOfMemory> {
+    #[cfg(any(test, feature = "parts"))]
+    pub fn new(marks: Option<Shared<Marks>>, cpus: usize) -> Result<Self, OutOfMemory> {
         let mut place = MaybeUninit::uninit();
-        Self::make_in(&mut place, marks, (cpus, entries))?;
-        // SAFETY: `make_in` has just initialised it.
+        Self::make_for(&mut place, marks, cpus)?;
+        // SAFETY: `make_for` has just initialised it.
         Ok(unsafe { place.assume_init() })
     }
 
-    /// As [`per_cpu`](Self::per_cpu), or without `marks` as [`shared`](Self::shared), in `place`: two of these do not fit on a kernel's stack.
+    /// As `new`, in `place`: two of these do not fit on a kernel's stack.
     ///
     /// # Errors
     /// [`OutOfMemory`]; `place` stays uninitialised.

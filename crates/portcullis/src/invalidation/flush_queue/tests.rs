@@ -31,7 +31,7 @@ fn push(queue: &FlushQueue, platform: &StdPlatform, cpu: bool, number: usize) ->
 }
 
 fn per_cpu() -> FlushQueue {
-    FlushQueue::per_cpu(Shared::new(Marks::new(1).unwrap()).unwrap(), 1).unwrap()
+    FlushQueue::new(Some(Shared::new(Marks::new(1).unwrap()).unwrap()), 1).unwrap()
 }
 
 fn flush(queue: &FlushQueue, platform: &StdPlatform) {
@@ -174,7 +174,7 @@ fn a_clock_that_panics_queues_nothing() {
 #[test]
 fn a_cpu_has_a_queue_of_its_own_or_all_have_one() {
     let platform = StdPlatform::with_cpus(1);
-    for (queue, own) in [(per_cpu(), 1), (FlushQueue::shared().unwrap(), 0)] {
+    for (queue, own) in [(per_cpu(), 1), (FlushQueue::new(None, 1).unwrap(), 0)] {
         let _ = push(&queue, &platform, true, 1);
         flush(&queue, &platform);
         let mut back = 0;

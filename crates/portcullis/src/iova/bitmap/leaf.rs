@@ -48,11 +48,6 @@ impl Leaf {
         })
     }
 
-    /// Returns whether `page` is free: for checks.
-    pub(super) const fn is_free(&self, page: u32) -> bool {
-        self.0[(page / u64::BITS) as usize] >> (page % u64::BITS) & 1 == 1
-    }
-
     #[inline]
     pub(super) fn is_used(&self, start: u32, end: u32) -> bool {
         Self::masks(start, end).all(|(word, mask)| self.0[word] & mask == 0)

@@ -376,7 +376,7 @@ fn ends_that_a_device_does_not_write_stay_or_hold_no_cpu_s_bytes() {
     for round in 0..40 {
         let copy_in = round % 3 == 0;
         bench.write(buffer.phys(), &vec![55; 6 * PAGE as usize]);
-        let attributes = Attributes { copy_in, ..Attributes::default() };
+        let attributes = Attributes { copy_in };
         // SAFETY: as above.
         let (mapping, _) = unsafe { queue.map(&list, attributes, &mut [DmaSegment::default()]) }.unwrap();
         assert_eq!(mapping.way(), Some(Way::Split));

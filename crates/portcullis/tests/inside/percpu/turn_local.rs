@@ -33,7 +33,7 @@ fn a_turn_leads_to_the_values_of_its_own_marks_alone_and_is_over_after_a_panic()
 #[cfg(feature = "std")]
 fn what_others_have_apart_leaves_its_owner_a_turn_with_all_else() {
     let lists = TurnLocal::new(marks(1), 1, |_| Ok(7)).unwrap();
-    let queues = TurnLocal::apart(lists.marks().clone(), 1, |_| Ok(8)).unwrap();
+    let queues = TurnLocal::apart_in(lists.marks().clone(), 1, |_, place| Ok(place.write(8))).unwrap();
     // SAFETY: one thread uses these values, one call after the other.
     let cpu = unsafe { LocalCpu::new(0) };
     let has = || lists.turn(&cpu).map(|turn| (lists.get(&turn).is_some(), queues.get(&turn).is_some()));

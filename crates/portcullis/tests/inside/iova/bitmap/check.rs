@@ -1,4 +1,4 @@
-//! The invariants, checked the slow way.
+//! The invariants, checked the slow way, and the holes.
 
 use super::Bitmap;
 use super::fit::{Fit, FitBits, LEAF_ORDER, LEAF_PAGES};
@@ -14,7 +14,24 @@ struct Walk {
     free_pages: u64,
 }
 
+impl Leaf {
+    pub(super) fn is_free(&self, page: u32) -> bool {
+        !self.is_used(page, page + 1)
+    }
+}
+
 impl Bitmap {
+    /// Returns the holes in address order, each as its first page and its number of pages. Each step costs O(h), and
+    /// the nodes and bits that exist in the hole. Does not allocate.
+    pub fn iter(&self) -> impl Iterator<Item = (u64, u64)> {
+        let mut from = 0;
+        core::iter::from_fn(move || {
+            let start = self.first_in(from, self.end(), true)?;
+            from = self.first_in(start, self.end(), false).unwrap_or(self.end());
+            Some((start, from - start))
+        })
+    }
+
     /// Verifies every summary against a computation that shares nothing with it, and the accounts. O(size x
     /// height); does not allocate. For tests.
     #[doc(hidden)]
