@@ -6,7 +6,7 @@
 //! same each time, and the one that `portcullis scale` has.
 
 use portcullis::domain::Policy;
-use portcullis_trace::replay::{Mode, PolicyReport, Report};
+use portcullis_trace::replay::{Mode, PolicyReport, Report, TraceReport};
 
 use crate::counted::{self, INSTRUCTION_NS, Parts};
 use crate::instructions::Instructions;
@@ -129,7 +129,7 @@ impl<'a> Prices<'a> {
         let ring_wait_ns = ring.map(|ring| ring.wait_ns_per_op);
         let kernel = (offer == Offer::Module).then(|| Kernel::of(runs)).flatten();
         let price = |(policy, cost): (&'a PolicyReport, &'a Cost)| {
-            let of_kernel = kernel.and_then(|kernel| kernel.price(policy, cost, policies));
+            let of_kernel = kernel.and_then(|kernel| kernel.price(policy, cost));
             of_kernel.unwrap_or_else(|| of_library(policy, cost, kib_ns, ring_wait_ns))
         };
         Self { all: policies.iter().zip(&runs.costs).map(price).collect(), kernel }
@@ -184,12 +184,34 @@ fn of_library<'a>(
     if cost.timed { price } else { price.as_counted() }
 }
 
+/// How many mappings there are of a kind, and what a mean one is like.
+#[derive(Debug, Clone, Copy)]
+struct Shape {
+    maps: f64,
+    pages: f64,
+    pieces: f64,
+}
+
+impl Shape {
+    fn of(maps: u64, bytes: u64, pieces: u64) -> Self {
+        let of_each = |all: u64| all as f64 / maps.max(1) as f64;
+        let pieces = of_each(pieces).max(1.0);
+        Self { maps: maps as f64, pages: (of_each(bytes) / 4096.0).max(pieces), pieces }
+    }
+
+    /// Instructions of each.
+    fn each(self, counts: Instructions) -> f64 {
+        counts.of(self.pages, self.pieces)
+    }
+}
+
 /// What the kernel's code takes for a recording's mappings.
 #[derive(Debug, Clone, Copy)]
 struct Kernel {
-    /// Of a mapping, on average.
-    pages: f64,
-    pieces: f64,
+    all: Shape,
+    /// What bounce copies, and what it maps.
+    small: Shape,
+    large: Shape,
     /// What a copied KiB takes.
     kib_ns: f64,
 }
@@ -197,29 +219,34 @@ struct Kernel {
 impl Kernel {
     /// `None` where the recording does not tell what mappings are like.
     fn of(runs: &Runs) -> Option<Self> {
-        let Report { trace, .. } = &runs.report;
-        let pieces = trace.pieces_mapped as f64 / trace.maps as f64;
-        if !trace.costs_known || trace.maps == 0 || pieces <= 0.0 {
+        let TraceReport { maps, bytes_mapped, pieces_mapped, costs_known, large, .. } = runs.report.trace;
+        if !costs_known || maps == 0 || pieces_mapped == 0 {
             return None;
         }
-        let (pieces, pages) =
-            (pieces.max(1.0), (trace.bytes_mapped as f64 / 4096.0 / trace.maps as f64).max(pieces));
-        Some(Self { pages, pieces, kib_ns: runs.calibration.copied_kib_ns() })
+        let small = Shape::of(
+            maps.saturating_sub(large.maps),
+            bytes_mapped.saturating_sub(large.bytes),
+            pieces_mapped.saturating_sub(large.pieces),
+        );
+        Some(Self {
+            all: Shape::of(maps, bytes_mapped, pieces_mapped),
+            small,
+            large: Shape::of(large.maps, large.bytes, large.pieces),
+            kib_ns: runs.calibration.copied_kib_ns(),
+        })
     }
 
     /// The price of a policy that the kernel has; `None` for others.
-    fn price<'a>(&self, policy: &'a PolicyReport, cost: &'a Cost, all: &[PolicyReport]) -> Option<Price<'a>> {
-        let of = |counts: Instructions| counts.of(self.pages, self.pieces);
+    fn price<'a>(&self, policy: &'a PolicyReport, cost: &'a Cost) -> Option<Price<'a>> {
+        let of = |counts: Instructions| self.all.each(counts);
         let (code, row, instructions) = match policy.mode {
             Mode::Each(Policy::Strict) => (Code::Linux, "linux-strict", of(Instructions::LINUX_STRICT)),
             Mode::Each(Policy::Lazy { .. }) => (Code::Linux, "linux-lazy", of(Instructions::LINUX_LAZY)),
             Mode::Bounce => {
                 // Large buffers are mapped as strict maps them.
-                let strict = all.iter().find(|policy| policy.mode == Mode::Each(Policy::Strict));
-                let of_all = strict.map_or(policy.operations, |strict| strict.invalidations);
-                let mapped = (policy.invalidations as f64 / of_all.max(1) as f64).min(1.0);
-                let instructions = of(Instructions::MODULE_BOUNCE) * (1.0 - mapped)
-                    + of(Instructions::MODULE_STRICT) * mapped;
+                let copied = self.small.each(Instructions::MODULE_BOUNCE) * self.small.maps;
+                let mapped = self.large.each(Instructions::MODULE_STRICT) * self.large.maps;
+                let instructions = (copied + mapped) / self.all.maps;
                 (Code::Module, "linux-bounce", instructions)
             }
             _ => return None,
@@ -246,6 +273,9 @@ impl Kernel {
 
 #[cfg(test)]
 mod tests {
+    use portcullis_model::scale::{self, LINUX_STRICT, Mapping};
+    use portcullis_trace::Large;
+
     use super::*;
     use crate::replay::short_run;
 
@@ -329,13 +359,26 @@ mod tests {
         assert_eq!(of(&prices, "strict-ring").ns, 495.0);
     }
 
+    /// Of a page, and of a list of 64 pages that is too large to be copied: neither is like the mean of both.
     #[test]
     fn large_buffers_under_bounce_take_the_module_s_strict() {
         let mut runs = runs(4096, 1);
-        let bounce = runs.report.policies.iter_mut().find(|policy| policy.mode == Mode::Bounce).unwrap();
-        bounce.invalidations = 5;
-        let price = of(&Prices::of(&runs, Offer::Module), "linux-bounce").instructions.unwrap();
-        assert!((price - (1_206.0 + 2_829.0) / 2.0).abs() < 1e-6, "{price}");
+        let trace = &mut runs.report.trace;
+        (trace.bytes_mapped, trace.pieces_mapped) = (5 * 4096 + 5 * 64 * 4096, 5 + 5 * 64);
+        trace.large = Large { maps: 5, bytes: 5 * 64 * 4096, pieces: 5 * 64 };
+        let prices = Prices::of(&runs, Offer::Module);
+        let [strict, bounce] =
+            ["linux-strict", "linux-bounce"].map(|row| of(&prices, row).instructions.unwrap());
+        assert!((bounce - (1_206.0 + 2_829.0 + 63.0 * 9_807.0 / 15.0) / 2.0).abs() < 1e-6, "{bounce}");
+        assert!((strict - (2_604.0 + 2_604.0 + 63.0 * 8_829.0 / 15.0) / 2.0).abs() < 1e-6, "{strict}");
+        // `scale` has the same of the same mappings.
+        let mapping =
+            |pages| Mapping { pages, pieces: pages, bytes: pages * 4096, shared: false, received: false };
+        for (name, counted) in [(LINUX_STRICT, strict), ("bounce", bounce)] {
+            let policy = scale::Policy::named(name).unwrap();
+            let of = |pages| Instructions::in_scale(policy, &mapping(pages)).unwrap();
+            assert!(((of(1) + of(64)) / 2.0 - counted).abs() < 1e-6, "{name}");
+        }
     }
 
     #[test]

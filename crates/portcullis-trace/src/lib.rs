@@ -36,5 +36,5 @@ pub use measured::Measured;
 pub use pair::{Chunk, DIRECT_DEVICE, DeviceId, MapId, Op, OpKind, Origin, Segment, is_named};
 pub use printable::Printable;
 pub use recorded::{Era, Recorded};
-pub use summary::Summary;
+pub use summary::{Large, Summary};
 pub use trace::{ReadOptions, Trace};

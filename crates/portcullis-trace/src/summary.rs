@@ -2,6 +2,9 @@
 
 use std::collections::BTreeMap;
 
+use portcullis::bounce::PoolConfig;
+use serde::{Deserialize, Serialize};
+
 use crate::error::{TraceError, Warning, excerpt};
 use crate::measured::Measured;
 use crate::recorded::Recorded;
@@ -132,6 +135,8 @@ pub struct Summary {
     pub bytes_mapped: u64,
     /// Their pieces of memory: adjacent list entries are one piece, as in Linux's `dma_map_sg`.
     pub pieces_mapped: u64,
+    /// Of these the mappings that `bounce` maps, as they are too large to be copied.
+    pub large: Large,
     /// The CPU usage meanwhile, if the recording has it.
     pub measured: Option<Measured>,
     /// Entries in the kernel's buffer, by the header.
@@ -155,7 +160,35 @@ pub struct Summary {
     pub kept_warnings: Vec<Warning>,
 }
 
+/// Mappings of more bytes than [`PoolConfig::threshold`](portcullis::bounce::PoolConfig::threshold) has by default.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Large {
+    /// Their number.
+    pub maps: u64,
+    /// Their bytes.
+    pub bytes: u64,
+    /// Their pieces of memory.
+    pub pieces: u64,
+}
+
+impl Large {
+    fn count(&mut self, bytes: u64, pieces: u64) {
+        if bytes > PoolConfig::default().threshold {
+            self.maps += 1;
+            self.bytes = self.bytes.saturating_add(bytes);
+            self.pieces = self.pieces.saturating_add(pieces);
+        }
+    }
+}
+
 impl Summary {
+    /// Counts the bytes of a mapping, and its pieces of memory.
+    pub(crate) fn count_shape(&mut self, bytes: u64, pieces: u64) {
+        self.bytes_mapped = self.bytes_mapped.saturating_add(bytes);
+        self.pieces_mapped = self.pieces_mapped.saturating_add(pieces);
+        self.large.count(bytes, pieces);
+    }
+
     /// The kinds of this recording; the first is how mappings are recorded.
     pub fn recorded(&self) -> Vec<Recorded> {
         Recorded::of(self)

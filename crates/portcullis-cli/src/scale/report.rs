@@ -249,9 +249,16 @@ pub fn render(tables: &[Table], profile: &Profile, calibration: &Calibration, un
     }
     text.push_str(&wrap(&format!("Workload: {}.{}", workload.about, moved(table).unwrap_or_default()), ""));
     text.push_str(&wrap(
-        "Measured: what the library's code takes on simulated CPUs with cache lines. Modelled: all around it. An IOMMU carries out \
-         one submission after the other; what CPUs ask for meanwhile goes into the next, up to 64 together. Devices wait for its page \
-         walks. docs/scaling.md says how far to trust this.",
+        &format!(
+            "Measured: what the library's code takes on simulated CPUs with cache lines. Modelled: all around it. An IOMMU carries out \
+         one submission after the other; what CPUs ask for meanwhile goes into the next, up to 64 together. {} \
+         docs/scaling.md says how far to trust this.",
+            if workload.device.keeps_up() {
+                "Devices keep up: what they lose while the IOMMU walks page tables is not in it (docs/strict.md)."
+            } else {
+                "Devices wait for its page walks."
+            }
+        ),
         "",
     ));
     text.extend(kernel(table).map(|said| wrap(&said, "")));

@@ -160,7 +160,7 @@ fn a_choice_is_right_even_if_the_recording_s_cpus_were_hardly_busy() {
     assert_eq!(choice, Some("bounce"), "{said}");
     for part in [
         "The recording does not tell how long those CPUs idled. If they were busy for only a tenth of the time, 12us of other work came with each \
-         mapping, and protection costs 4.1 % (linux-bounce) to 64.8 % (linux-strict), so choose bounce. If they never idled, choose strict (",
+         mapping, and protection costs 4.0 % (linux-bounce) to 64.8 % (linux-strict), so choose bounce. If they never idled, choose strict (",
         // What else is assumed is looked at by the same rule.
         "The choice is the same if instructions of the kernel take half as long (",
     ] {

@@ -5,7 +5,7 @@
 //! the invalidation queue with a profile's waits, devices that walk page tables, links, and memory bandwidth of copies.
 //!
 //! # Limits
-//! A device that walks handles one request after the other, each page at a fixed number of memory reads; CPU caches are hot or cold by
+//! A device that walks handles one request after the other, each page at a fixed number of memory reads; one without limits does not walk; CPU caches are hot or cold by
 //! policy, not by size; interrupts arrive at once and cost only the workload's own time.
 //!
 //! # Cost
@@ -342,6 +342,7 @@ fn load(machine: &Machine, workload: &Workload, ways: &Ways<'_>, request: &Reque
     let walks = (bytes - kept).div_ceil(4096) as f64 * walk(reads)
         + kept.div_ceil(4096) as f64 * walk(reads.min(1.0));
     // Walks overlap with the link's transfers.
+    let walks = if device.keeps_up() { 0.0 } else { walks };
     let device_ns = (1e9 / device.requests_per_s).max(bytes as f64 / device.gb_per_s).max(walks);
     let mut load = Load { work_ns: request.work_ns, device_ns, ..Load::default() };
     let Some(name) = ways.policy.operation else { return load };

@@ -52,6 +52,13 @@ pub struct Device {
     pub page_ns: f64,
 }
 
+impl Device {
+    /// Has no limits, so that it never keeps CPUs waiting, page walks included.
+    pub fn keeps_up(&self) -> bool {
+        self.requests_per_s >= 1e12 && self.gb_per_s >= 1e3
+    }
+}
+
 /// The loop of each CPU.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Workload {

@@ -194,8 +194,7 @@ impl Direct {
             return false;
         }
         summary.iommu_direct += 1;
-        summary.bytes_mapped = summary.bytes_mapped.saturating_add(run.size);
-        summary.pieces_mapped += 1;
+        summary.count_shape(run.size, 1);
         summary.direct_bytes = summary.direct_bytes.saturating_add(run.size);
         true
     }

@@ -10,7 +10,7 @@ use super::hostile::InForce;
 use super::mode::Mode;
 use super::painted::Painted;
 use super::timing::Figures;
-use crate::{Recorded, Summary};
+use crate::{Large, Recorded, Summary};
 
 /// A name from one of the library's lists. (Serde's derive would borrow a reference field from the text; here the list's name is looked up
 /// instead.)
@@ -95,6 +95,9 @@ pub struct TraceReport {
     /// Their pieces of memory; 0 in earlier results.
     #[serde(default)]
     pub pieces_mapped: u64,
+    /// Of these what `bounce` maps; nothing in earlier results.
+    #[serde(default)]
+    pub large: Large,
     /// From its first event to its last; 0 in earlier results.
     #[serde(default)]
     pub duration_ns: u64,
@@ -155,6 +158,7 @@ impl From<&Summary> for TraceReport {
             cpus: summary.cpus,
             bytes_mapped: summary.bytes_mapped,
             pieces_mapped: summary.pieces_mapped,
+            large: summary.large,
             duration_ns: summary.duration_ns(),
             iommu_only: summary.maps == 0 && summary.direct_maps > 0,
             recorded: summary.recorded(),
