@@ -11,7 +11,7 @@ use std::time::Instant;
 use super::{limited, quietly, root};
 
 /// Files by how their paths begin, and the test programs that see mistakes in them first. A file takes the first row that it fits.
-const ROWS: [(&str, &[Tests]); 32] = [
+const ROWS: [(&str, &[Tests]); 33] = [
     (
         "crates/portcullis/src/dma/queue/config.rs",
         &[UNITS, STACK, unoptimised(&["dma", "not_coherent", "no_alloc"]), TEXTS],
@@ -23,6 +23,10 @@ const ROWS: [(&str, &[Tests]); 32] = [
     (
         "crates/portcullis/src/domain/policy.rs",
         &[UNITS, unoptimised(&["domain", "dma", "registration"]), TEXTS],
+    ),
+    (
+        "crates/portcullis/src/invalidation/flush_queue/mod.rs",
+        &[UNITS, UNITS_OF_HW, unoptimised(&["domain", "dma"]), TEXTS],
     ),
     ("crates/portcullis-trace/src/replay/mode.rs", &[Tests::Package("portcullis-trace"), TEXTS]),
     ("crates/portcullis/src/dma/", &[UNITS, STACK, unoptimised(&["dma", "not_coherent", "no_alloc"])]),

@@ -7,7 +7,7 @@ use clap::{CommandFactory, Parser};
 use portcullis::bounce::PoolConfig;
 use portcullis::dma::QueueConfig;
 use portcullis::domain::Policy;
-use portcullis::invalidation::QUEUE_ENTRIES;
+use portcullis::invalidation::{QUEUE_ENTRIES, SHARED_ENTRIES};
 use portcullis_trace::replay::COMMIT_WITHIN_NS;
 
 use self::codes::documents;
@@ -85,6 +85,8 @@ fn the_texts_have_the_defaults() {
     let Policy::Lazy { window_ns } = Policy::LAZY else { panic!("{:?}", Policy::LAZY) };
     let (window, within) = (window_ns / 1_000_000, COMMIT_WITHIN_NS / 1_000_000);
     let (args, library, replay) = ("crates/portcullis-cli/src/args.rs", "docs/library.md", "docs/replay.md");
+    let policy = "crates/portcullis/src/domain/policy.rs";
+    let shared = crate::look::count(SHARED_ENTRIES as u64);
     let (linux, header) = ("docs/linux.md", "crates/portcullis-c/include/portcullis.h");
     let texts = [
         (args, format!("/// {batch} unmaps of a device wait together, {within} ms at the most")),
@@ -107,6 +109,10 @@ fn the_texts_have_the_defaults() {
         ("README.md", format!("a buffer for up to {window} ms after its unmap")),
         ("docs/design.md", format!("instead of {window} ms.")),
         ("docs/design.md", format!("of {QUEUE_ENTRIES} entries")),
+        ("docs/design.md", format!("shared by {QUEUE_ENTRIES} unmaps")),
+        ("docs/design.md", format!("one queue of {shared} entries")),
+        ("docs/security.md", format!("which has {QUEUE_ENTRIES} entries")),
+        (policy, format!("/// {QUEUE_ENTRIES} unmaps waiting (or all CPUs together {shared},")),
         ("docs/glossary.md", format!("for {window} ms at most, unless the driver asks for another")),
         (linux, format!("together, up to {window} ms later (`--window-us`)")),
         (

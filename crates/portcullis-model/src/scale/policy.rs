@@ -1,6 +1,7 @@
 //! The policies and designs that can be compared.
 
 use portcullis::dma::QueueConfig;
+use portcullis::invalidation::QUEUE_ENTRIES;
 
 use super::workload::Mapping;
 
@@ -132,8 +133,8 @@ pub const POLICIES: [Policy; 18] = [
         reads: 1.20,
         ..ours("adaptive", "adaptive")
     },
-    // A flush drops the upper tables' pointers once in 256 unmaps; the pages are as scattered as strict's.
-    Policy { waits: Waits::Shared(256), reads: 1.24 + 0.856, ..ours("lazy", "lazy") },
+    // A flush drops the upper tables' pointers once in a full queue; the pages are as scattered as strict's.
+    Policy { waits: Waits::Shared(QUEUE_ENTRIES as u32), reads: 1.24 + 0.856, ..ours("lazy", "lazy") },
     Policy { copied: Copied::Newest, copies_in: true, of_machine: true, ..ours("swiotlb", "swiotlb") },
     old("lazy-2015", "lazy-2015", Waits::Locked(250)),
     Policy { written_back_ns: WRITTEN_BACK_NS, ..old("tree-2008", "lazy-2015", Waits::Locked(250)) },

@@ -65,7 +65,9 @@ pub enum MapListError {
     },
     /// The mapper refused the list half-way. The entries are removed, but the hardware did not confirm that: **devices may still reach
     /// the memory** until a later [`Domain::flush`](super::Domain::flush) succeeds.
-    #[error("a list was refused half-way, and devices may still reach a part of it: {error}")]
+    #[error(
+        "a map was refused half-way and could not be undone, so devices may still reach a part of the buffer, until the domain is flushed: {error}"
+    )]
     Unconfirmed {
         /// Why it was not confirmed.
         error: InvalidationError,

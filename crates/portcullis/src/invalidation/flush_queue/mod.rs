@@ -166,8 +166,8 @@ fn share(place: &mut MaybeUninit<Mutex<Ring>>, entries: usize) -> Result<(), Out
 }
 
 impl FlushQueue {
-    /// Makes empty queues. With `marks` there are 256 entries for each of `cpus` CPUs that have section flags there, in whose exclusive sections the
-    /// queues are used. Without, there is one queue of 32,768 entries (512 KiB) for all CPUs: flushes are few, and all CPUs take one lock. All memory
+    /// Makes empty queues. With `marks` there are [`QUEUE_ENTRIES`] for each of `cpus` CPUs that have section flags there, in whose exclusive sections the
+    /// queues are used. Without, there is one queue of [`SHARED_ENTRIES`] (512 KiB) for all CPUs: flushes are few, and all CPUs take one lock. All memory
     /// is allocated here.
     ///
     /// # Errors
