@@ -3,7 +3,7 @@
 use serde::Serialize;
 
 use super::devices::Devices;
-use super::faults::{self, Faults};
+use super::faults::{self, Refused};
 use super::firmware::Firmware;
 use super::kernel::Kernel;
 use super::log::{Log, State};
@@ -55,7 +55,8 @@ pub struct Facts {
     pub module: Module,
     /// Errors and lost bytes of devices that the module protects.
     pub module_errors: Vec<(String, u64, u64)>,
-    pub faults: Vec<Faults>,
+    #[serde(flatten)]
+    pub refused: Refused,
     #[serde(rename = "log")]
     pub log_state: State,
     pub unseen: Vec<Unseen>,
@@ -91,7 +92,7 @@ impl Facts {
             limits: Limits::read(&host),
             vfio: Vfio::read(&host),
             counters: vfio::counters(&host),
-            faults: faults::of(&log),
+            refused: faults::of(&log),
             log_state: log.state,
             unseen: Vec::new(),
             kernel,

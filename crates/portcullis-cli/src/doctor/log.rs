@@ -60,18 +60,52 @@ impl Log {
     }
 }
 
-/// A line without its level (`<6>`), its time (`[    0.438127] `, `[Thu Jan  4 23:12:54 2024] `), or what `journalctl -k` puts before it.
+/// A line without what stands before its text: what `journalctl -k` puts there, its level (`<6>`, or `kern  :err   : `), its time
+/// (`[    0.438127] `, `[Thu Jan  4 23:12:54 2024] `, `2026-11-30T10:00:00,123456+01:00 `), and the thread or the CPU that printed it
+/// (`[    T1] `).
 fn body(line: &str) -> &str {
     let line = line.trim_end_matches('\r');
-    let line = line.split_once(" kernel: ").map_or(line, |(_, text)| text);
-    let level = line.strip_prefix('<').and_then(|rest| rest.split_once('>'));
-    let line = level.filter(|(level, _)| level.parse::<u16>().is_ok()).map_or(line, |(_, text)| text);
-    let time = line.strip_prefix('[').and_then(|rest| rest.split_once("] "));
+    let journal = line.strip_prefix("kernel: ").or_else(|| Some(line.split_once(" kernel: ")?.1));
+    let line = journal.unwrap_or(line);
+    let line = without_level(line).unwrap_or(line);
+    let Some(text) = without_time(line) else { return line };
+    without_caller(text).or_else(|| text.strip_prefix(' ')).unwrap_or(line)
+}
+
+fn without_level(line: &str) -> Option<&str> {
+    const FACILITIES: [&str; 5] = ["kern", "user", "daemon", "auth", "syslog"];
+    const LEVELS: [&str; 8] = ["emerg", "alert", "crit", "err", "warn", "notice", "info", "debug"];
+    if let Some((level, text)) = line.strip_prefix('<').and_then(|rest| rest.split_once('>')) {
+        return level.parse::<u16>().is_ok().then_some(text);
+    }
+    let (facility, rest) = line.split_once(':')?;
+    let (level, text) = rest.split_once(": ")?;
+    let is_one = FACILITIES.contains(&facility.trim_end()) && LEVELS.contains(&level.trim_end());
+    is_one.then_some(text)
+}
+
+/// What follows the time and its bracket, from the blank on.
+fn without_time(line: &str) -> Option<&str> {
     let is_time = |time: &str| {
         time.chars().any(|c| c.is_ascii_digit())
             && time.chars().all(|c| c.is_ascii_alphanumeric() || " .:+".contains(c))
     };
-    time.filter(|(time, _)| is_time(time)).map_or(line, |(_, text)| text)
+    if let Some((time, text)) = line.strip_prefix('[').and_then(|rest| rest.split_once(']')) {
+        return is_time(time).then_some(text);
+    }
+    let time = line.split(' ').next()?;
+    let is_iso = time.len() >= "2026-11-30T10:00:00".len()
+        && time.get(10..11) == Some("T")
+        && time.chars().enumerate().all(|(at, c)| at == 10 || c.is_ascii_digit() || ",.:+-Z".contains(c));
+    line.get(time.len()..).filter(|_| is_iso)
+}
+
+/// The text behind `[    T1] ` or `[   C31] `, with or without a blank before it.
+fn without_caller(text: &str) -> Option<&str> {
+    let (caller, text) = text.strip_prefix(' ').unwrap_or(text).strip_prefix('[')?.split_once(']')?;
+    let number = caller.trim().strip_prefix(['T', 'C'])?;
+    let is_one = !number.is_empty() && number.chars().all(|c| c.is_ascii_digit());
+    text.strip_prefix(' ').filter(|_| is_one)
 }
 
 /// What the kernel's ring buffer holds.
@@ -112,6 +146,29 @@ mod tests {
             ("[    0.4] DMAR: IOMMU enabled", "DMAR: IOMMU enabled"),
             ("[Thu Jan  4 23:12:54 2024] ahci 0000:28:00.0: x", "ahci 0000:28:00.0: x"),
             ("Jan 04 23:12:54 host kernel: DMAR: x", "DMAR: x"),
+            // With the printing thread or CPU.
+            ("[    3.912345][    T1] DMAR: x", "DMAR: x"),
+            ("[    0.350000] [      T1] DMAR: x", "DMAR: x"),
+            ("[   12.000001][   C31] DMAR: x", "DMAR: x"),
+            ("<6>[    3.912345][ T1234] DMAR: x", "DMAR: x"),
+            ("<6>[    T1] DMAR: x", "DMAR: x"),
+            ("[    0.4] [drm] x", "[drm] x"),
+            ("[    0.4] [T] x", "[T] x"),
+            ("[    0.4] [Tx1] x", "[Tx1] x"),
+            // `dmesg -x`.
+            ("kern  :err   : [    0.350000] DMAR: x", "DMAR: x"),
+            ("kern  :warn  : [    0.350000] [     T1] DMAR: x", "DMAR: x"),
+            ("daemon:info  : [    2.000000] systemd[1]: x", "systemd[1]: x"),
+            ("kern  :odd   : x", "kern  :odd   : x"),
+            ("pci   :err   : x", "pci   :err   : x"),
+            // `dmesg --time-format iso`.
+            ("2026-11-30T10:00:00,123456+01:00 DMAR: x", "DMAR: x"),
+            ("2026-11-30T10:00:00,123456+01:00 [    T7] DMAR: x", "DMAR: x"),
+            ("kern  :err   : 2026-11-30T10:00:00,123456+01:00 DMAR: x", "DMAR: x"),
+            ("2026-11-30 DMAR: x", "2026-11-30 DMAR: x"),
+            ("kernel: DMAR: x", "DMAR: x"),
+            ("2026-11-30T10:00:00+0100 host kernel: DMAR: x", "DMAR: x"),
+            ("Nov 30 10:00:00 host kernel: [    0.4][    T1] DMAR: x", "DMAR: x"),
             ("DMAR: [Firmware Bug]: x\r", "DMAR: [Firmware Bug]: x"),
             ("[Firmware Bug]: x", "[Firmware Bug]: x"),
             ("[drm] DMAR active", "[drm] DMAR active"),

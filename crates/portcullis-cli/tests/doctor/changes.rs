@@ -5,7 +5,7 @@ use crate::doctor::Found;
 use crate::doctor::tree::Tree;
 
 /// A machine with files that say something else; one without text is gone.
-fn changed(name: &str, files: &[(&str, &str)]) -> Found {
+pub(super) fn changed(name: &str, files: &[(&str, &str)]) -> Found {
     let machine = Machine::read(name);
     for (path, text) in files {
         if text.is_empty() {
@@ -18,7 +18,7 @@ fn changed(name: &str, files: &[(&str, &str)]) -> Found {
 }
 
 #[track_caller]
-fn finds(name: &str, files: &[(&str, &str)], expected: &str) -> Found {
+pub(super) fn finds(name: &str, files: &[(&str, &str)], expected: &str) -> Found {
     let found = changed(name, files);
     let ids: Vec<&str> = found.findings.iter().map(|finding| finding.id).collect();
     assert_eq!(ids.join(" "), expected, "{name}, {files:?}");
@@ -33,8 +33,8 @@ fn is_by(name: &str, files: &[(&str, &str)], usual: &str, why: Option<&str>) {
 }
 
 const CMDLINE: &str = "proc/cmdline";
-const LOG: &str = "dmesg";
-const VERSION: &str = "Linux version 6.12.57\n";
+pub(super) const LOG: &str = "dmesg";
+pub(super) const VERSION: &str = "Linux version 6.12.57\n";
 
 /// A missing file gives no finding, as it may not have been collected.
 #[test]

@@ -3,5 +3,6 @@
 
 mod changes;
 mod hostile;
+mod logs;
 mod machines;
 mod unpack;

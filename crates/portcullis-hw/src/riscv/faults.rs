@@ -67,14 +67,15 @@ fn decode(header: u64, address: u64) -> Fault {
         pasid: (header & record::PROCESS_VALID != 0).then(|| record::process(header)),
         // 1 to 8 are accesses and translation requests.
         address: (1..=8).contains(&transaction).then(|| Iova::new(address)),
-        access: access_of_cause(cause).or_else(|| access_of_transaction(transaction)),
-        reason: reason(cause),
+        access: access_of(cause).or_else(|| access_of_transaction(transaction)),
+        reason: reason_of(cause),
         code: cause,
     }
 }
 
-/// Page faults have a cause for each kind of access. (QEMU 10 gives a write as the transaction of all of them.)
-const fn access_of_cause(cause: u32) -> Option<Access> {
+/// The access that a cause tells, as in a record or in a kernel's log. Access and page faults have a cause for each kind of access. (QEMU 10
+/// gives a write as the transaction of all of them.)
+pub const fn access_of(cause: u32) -> Option<Access> {
     match cause {
         1 | 12 | 20 => Some(Access::Execute),
         4 | 5 | 13 | 21 => Some(Access::Read),
@@ -93,7 +94,10 @@ const fn access_of_transaction(transaction: u32) -> Option<Access> {
     }
 }
 
-const fn reason(cause: u32) -> Reason {
+/// The meaning of a cause, as in a record or in a kernel's log.
+///
+/// Source: section "Fault/Event-Queue", table of the encodings of `CAUSE`.
+pub const fn reason_of(cause: u32) -> Reason {
     match cause {
         // All accesses are refused; or the context, an entry on the path to it, or the process context is not valid.
         256 | 258 | 266 => Reason::NotAttached,
@@ -198,7 +202,7 @@ mod tests {
         let transactions: [(&[u32], Access); 3] =
             [(&[1, 5], Access::Execute), (&[2, 6], Access::Read), (&[3, 7], Access::Write)];
         for number in 0..=0xfff {
-            assert_eq!(access_of_cause(number), of(causes, number), "{number}");
+            assert_eq!(access_of(number), of(causes, number), "{number}");
             assert_eq!(access_of_transaction(number), of(transactions, number), "{number}");
         }
     }

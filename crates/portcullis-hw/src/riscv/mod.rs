@@ -23,4 +23,5 @@ mod tests;
 mod unit;
 
 pub use capabilities::{Capabilities, Stage};
+pub use faults::{access_of, reason_of};
 pub use unit::Unit;
