@@ -72,6 +72,8 @@ sentences::sentences! {
         Registers { offset: 0x30, registers: 0x800 } =>
             "the unit at offset 0x30 has its registers at 0x800, where none can be: it is refused, and no other unit is in front of \
              its devices";
+        OnePage { offset: 48, registers: 0x905_0000 } => "the unit at offset 0x30 with registers at 0x9050000 is that of Cavium's CN99xx, which lacks page 1 of the registers: \
+            it is refused";
         Devices { offset: 0x30 } => "the devices of the unit at offset 0x30 are not all known: it is refused";
         Others { offset: 0x30, segment: 15 } =>
             "the unit at offset 0x30 is in front of all other devices of PCI segment 15, and which these are is not known: only \

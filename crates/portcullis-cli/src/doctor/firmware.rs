@@ -1,6 +1,6 @@
 //! What firmware's tables say of IOMMUs: DMAR (Intel), IVRS (AMD), IORT (Arm) and VIOT (virtio-iommu), read by `portcullis_hw::acpi`.
 
-use portcullis_hw::acpi::{Dmar, Iort, Ivrs};
+use portcullis_hw::acpi::{Dmar, Flaw, Iort, Ivrs};
 use serde::Serialize;
 
 use super::log::Log;
@@ -15,7 +15,7 @@ const MOST_FLAWS: usize = 8;
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Table {
     pub name: &'static str,
-    /// How many IOMMUs it describes that can be used; `None` where it cannot be read.
+    /// How many IOMMUs it describes that Linux can use; `None` where it cannot be read.
     pub units: Option<usize>,
     /// What is wrong with it, a sentence each.
     pub flaws: Vec<String>,
@@ -53,7 +53,12 @@ fn contents(name: &str, bytes: &[u8]) -> (Option<usize>, Vec<String>) {
     let read = match name {
         "DMAR" => Dmar::parse(bytes).map(|table| (table.units.len(), told(&table.flaws))),
         "IVRS" => Ivrs::parse(bytes).map(|table| (table.units.len(), told(&table.flaws))),
-        "IORT" => Iort::parse(bytes).map(|table| (table.units.len(), told(&table.flaws))),
+        "IORT" => Iort::parse(bytes).map(|table| {
+            // Linux drives more than we do: that is no mistake of firmware's.
+            let (ours, flaws): (Vec<&Flaw>, Vec<&Flaw>) =
+                table.flaws.iter().partition(|flaw| matches!(flaw, Flaw::OnePage { .. }));
+            (table.units.len() + table.smmus + ours.len(), told(&flaws))
+        }),
         // Its nodes are the host's choice, and it has one IOMMU.
         _ => return (Some(1), Vec::new()),
     };

@@ -1,6 +1,9 @@
-//! What is found in logs of many kernels.
+//! What is found in logs of many kernels, and in a table of Arm's.
 
 use super::changes::{LOG, VERSION, changed, finds};
+use super::unpack::Machine;
+use crate::doctor::Found;
+use crate::doctor::tree::Tree;
 
 /// What is said of refused accesses.
 fn said(log: &str) -> Vec<String> {
@@ -50,4 +53,28 @@ fn lines_that_the_kernel_left_out_are_counted() {
     assert_eq!(said(left).len(), 1);
     let most = format!("dmar_fault: {} callbacks suppressed\n", u64::MAX);
     assert_eq!(said(&most.repeat(2)).len(), 1);
+}
+
+/// An IORT with one node of a kind, and a model where SMMUv3's is.
+fn iort(kind: u8, model: u8) -> Vec<u8> {
+    let mut bytes = [&b"IORT"[..], &[0; 32], &[1, 0, 0, 0, 48, 0, 0, 0, 0, 0, 0, 0]].concat();
+    let base = 0x0905_0000_u64.to_le_bytes();
+    bytes.extend([&[kind, 76, 0, 3, 0, 0, 0, 0, 0, 0, 0, 0, 76, 0, 0, 0], &base[..], &[0; 52]].concat());
+    bytes[48 + 40] = model;
+    bytes[4] = bytes.len() as u8;
+    bytes[9] = bytes.iter().fold(0_u8, |sum, byte| sum.wrapping_sub(*byte));
+    bytes
+}
+
+#[test]
+fn an_smmu_of_version_2_that_linux_does_not_use_is_no_missing_one() {
+    for (kind, model, id) in
+        [(3, 0, "iommu-unused"), (4, 0, "iommu-unused"), (4, 2, "iommu-unused"), (0, 0, "iommu-none")]
+    {
+        let machine = Machine::read("no-iommu");
+        machine.file("sys/firmware/acpi/tables/IORT", &iort(kind, model));
+        let found = Found::look(&Tree::new(&machine.root).unwrap(), false, Some(&|| ()));
+        let ids: Vec<&str> = found.findings.iter().map(|finding| finding.id).collect();
+        assert!(ids.contains(&id) && !ids.contains(&"firmware-bug"), "{kind} {model}: {ids:?}");
+    }
 }

@@ -85,6 +85,18 @@ pub enum Flaw {
         /// The register address.
         registers: u64,
     },
+    /// An SMMUv3 of Cavium's CN99xx. This is no mistake of firmware's, but the unit has only page 0 of its registers, and our driver's event
+    /// queue has its index registers in page 1.
+    #[error(
+        "the unit at offset {offset:#x} with registers at {registers:#x} is that of Cavium's CN99xx, which lacks page 1 of the registers: \
+         it is refused"
+    )]
+    OnePage {
+        /// Offset of its structure.
+        offset: usize,
+        /// The register address.
+        registers: u64,
+    },
     /// A unit whose device list cannot be read to its end, so that any device may be in it.
     #[error("the devices of the unit at offset {offset:#x} are not all known: it is refused")]
     Devices {

@@ -28,6 +28,9 @@ const SINGLE: u32 = 1;
 const REGISTERS: u64 = 128 << 10;
 const GRANULE: u64 = 64 << 10;
 
+/// The model with one page of registers.
+const CN99XX: u32 = 2;
+
 /// The parsed table.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Iort {
@@ -36,6 +39,8 @@ pub struct Iort {
     /// Register addresses of units that cannot be used, each with its reason among the [flaws](Self::flaws). No unit translates for their
     /// devices.
     pub refused: Vec<u64>,
+    /// How many SMMUs of versions 1 and 2 the table names, which this crate does not drive.
+    pub smmus: usize,
     /// PCI root complexes.
     pub roots: Vec<IortRoot>,
     /// Named components: devices of the ACPI namespace.
@@ -53,6 +58,9 @@ pub struct IortUnit {
     pub registers: u64,
     /// Its memory accesses are coherent, whatever its registers say.
     pub coherent: bool,
+    /// Its maker's model, whose mistakes a driver may have to avoid: 0 for none in particular, 1 for HiSilicon's Hi161x. Of 2, Cavium's CN99xx,
+    /// no unit is made ([`Flaw::OnePage`]).
+    pub model: u32,
 }
 
 /// A root complex.
@@ -121,6 +129,7 @@ impl Iort {
         let mut iort = Self {
             units: Vec::new(),
             refused: Vec::new(),
+            smmus: 0,
             roots: Vec::new(),
             components: Vec::new(),
             reserved: Vec::new(),
@@ -196,6 +205,7 @@ impl Iort {
             let held = all.nodes.len();
             push(&mut self.flaws, Flaw::Nodes { count, held })?;
         }
+        self.smmus = all.nodes.iter().filter(|node| node.u8(0) == Some(SMMU)).count();
         for node in &all.nodes {
             if node.u8(0) != Some(SMMU_V3) {
                 continue;
@@ -209,7 +219,14 @@ impl Iort {
                 push(&mut self.refused, registers)?;
                 continue;
             }
-            push(&mut all.units, (node.at, IortUnit { registers, coherent: flags & 1 != 0 }))?;
+            // Nodes too short for it are of no model.
+            let model = node.u32(NODE + 24).unwrap_or(0);
+            if model == CN99XX {
+                push(&mut self.flaws, Flaw::OnePage { offset: node.at, registers })?;
+                push(&mut self.refused, registers)?;
+                continue;
+            }
+            push(&mut all.units, (node.at, IortUnit { registers, coherent: flags & 1 != 0, model }))?;
         }
         // Two nodes for one unit become one, which is coherent if both say so.
         let twins = twins(&all.units, |(_, unit)| unit.registers)?;

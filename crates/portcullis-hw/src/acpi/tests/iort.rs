@@ -241,12 +241,32 @@ fn units_that_are_nowhere_or_twice() {
         let (iort, flaws) = told(&[one, other, root(0, &[[0, 0xff, 0, AT + SMMU.1, 0]])]);
         assert_eq!(
             iort.units,
-            [IortUnit { registers: FIRST, coherent: false }],
+            [IortUnit { registers: FIRST, coherent: false, model: 0 }],
             "what one of them does not say is not so"
         );
         assert_eq!(iort.stream(0, 5), Some((iort.units[0], 5)));
         assert_eq!(flaws, [Flaw::Twice { offset: (AT + SMMU.1) as usize, first: AT as usize }]);
     }
+}
+
+#[test]
+fn smmus_of_other_versions_are_counted() {
+    let other = node(3, &[0; 60], &[]);
+    let (iort, flaws) = told(&[other.clone(), smmu(FIRST), other]);
+    assert_eq!((iort.smmus, iort.units.len(), flaws), (2, 1, vec![]));
+}
+
+#[test]
+fn a_model_without_the_second_page_of_registers_is_refused() {
+    let of = |model: u8| {
+        let mut unit = smmu(FIRST);
+        unit[40] = model;
+        let (iort, flaws) = told(&[unit, root(0, &[[0, 0xff, 0, AT, 0]])]);
+        (iort.stream(0, 5).map(|(unit, _)| unit.model), iort.refused, flaws)
+    };
+    assert_eq!(of(0), (Some(0), vec![], vec![]));
+    assert_eq!(of(1), (Some(1), vec![], vec![]));
+    assert_eq!(of(2), (None, vec![FIRST], vec![Flaw::OnePage { offset: AT as usize, registers: FIRST }]));
 }
 
 #[test]
