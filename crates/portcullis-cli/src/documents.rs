@@ -112,6 +112,7 @@ fn the_texts_have_the_defaults() {
         ("docs/design.md", format!("shared by {QUEUE_ENTRIES} unmaps")),
         ("docs/design.md", format!("one queue of {shared} entries")),
         ("docs/security.md", format!("which has {QUEUE_ENTRIES} entries")),
+        ("crates/portcullis/src/invalidation/costs.rs", format!("a queue of {QUEUE_ENTRIES} for each CPU")),
         (policy, format!("/// {QUEUE_ENTRIES} unmaps waiting (or all CPUs together {shared},")),
         ("docs/glossary.md", format!("for {window} ms at most, unless the driver asks for another")),
         (linux, format!("together, up to {window} ms later (`--window-us`)")),

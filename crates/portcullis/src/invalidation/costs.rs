@@ -27,7 +27,7 @@ impl Costs {
         ranges > u64::from(self.request_ns) + u64::from(self.refill_ns)
     }
 
-    /// Whether flushes are so expensive that all CPUs should share one long flush queue: with a queue of [`QUEUE_ENTRIES`] for each CPU, a flush would cost
+    /// Whether flushes are so expensive that all CPUs should share one long flush queue: with a queue of 256 for each CPU, a flush would cost
     /// more than 10 ns for each unmap. That is so for emulated and paravirtual IOMMUs, whose flushes take microseconds.
     pub const fn shares_one_queue(&self) -> bool {
         self.submission_ns > SHARE_NS * QUEUE_ENTRIES as u32
