@@ -149,7 +149,7 @@ impl<'a> Prices<'a> {
             Some(if all.is_empty() { last } else { format!("{} and {last}", all.join(", ")) })
         };
         Some(format!(
-            "{}: the code of Linux 6.12 and of our module, estimated. Such a mapping takes it {} instructions (docs/linux.md; counted in a guest), each at \
+            "{}: the code of Linux 6.12 and of our module, estimated. Such a mapping takes it {} instructions (docs/linux.md; counted in a guest behind VT-d), each at \
              {INSTRUCTION_NS} ns (docs/replay.md). Waits are those of the rows strict, bounce and lazy; a copied KiB takes {} ns (--calibration). An instruction of \
              the kernel may take half or twice that: {}. Not in it: CPUs that wait for each other's locks (`portcullis scale` has them).",
             each(|price| price.row.to_owned())?,

@@ -48,7 +48,7 @@ pub enum CommandError {
     Output(#[from] std::io::Error),
 }
 
-/// The most mappings of a recording that CPUs repeat.
+/// The most mappings of a recording that are simulated.
 const MAPPINGS: usize = 4096;
 
 /// The most pages of a mapping: beyond, nothing was measured, and costs go on in a straight line.
@@ -281,13 +281,16 @@ pub struct Told {
     pub nothing: Option<String>,
     /// The CPU time that comes with each mapping; `None` for a workload that says it by itself.
     pub besides: Option<Besides>,
+    /// Other data lies in a page of some mapping that ended, also of one that is not simulated.
+    pub share: bool,
     /// Which device to name in commands.
     pub place: Place,
 }
 
 impl Default for Told {
     fn default() -> Self {
-        Self { directions: true, syncs: true, nothing: None, besides: None, place: Place::default() }
+        let (directions, syncs, nothing, besides) = (true, true, None, None);
+        Self { directions, syncs, nothing, besides, share: false, place: Place::default() }
     }
 }
 
@@ -323,7 +326,7 @@ fn recorded(arguments: &Scale) -> Result<(Option<Workload>, Told), CommandError>
 /// device that keeps up.
 fn recording(path: &Path, asked: Option<u64>) -> Result<(Workload, Told), CommandError> {
     let mut trace = Trace::open(path, ReadOptions::default())?;
-    let mappings = mappings(&mut trace)?;
+    let Ended { some: mappings, number, share } = mappings(&mut trace)?;
     let name = path.display().to_string();
     let keeps_up = Workload::named("swiotlb", 1).map(|workload| workload.device);
     let device =
@@ -332,7 +335,11 @@ fn recording(path: &Path, asked: Option<u64>) -> Result<(Workload, Told), Comman
     let (ns, work) = asked.map_or_else(|| Work::of(summary), |ns| (ns as f64, Work::Asked));
     let about = format!(
         "{} of the recording in turn on each CPU, {} ns of CPU time besides for each ({}), devices that keep up",
-        look::number_of(mappings.len() as u64, "mapping"),
+        if number > mappings.len() as u64 {
+            format!("{} of the {} mappings", look::count(mappings.len() as u64), look::count(number))
+        } else {
+            look::number_of(number, "mapping")
+        },
         look::count(ns as u64),
         known(work)
     );
@@ -345,6 +352,7 @@ fn recording(path: &Path, asked: Option<u64>) -> Result<(Workload, Told), Comman
         syncs: summary.syncs_known(),
         nothing: hidden().or_else(|| too_much_missing(missing, summary.events)),
         besides: Some(Besides { ns, work, cpus: summary.cpus }),
+        share,
         place: Place::named(&summary.devices),
     };
     Ok((Workload { name, about, requests, depth: 32, device }, told))
@@ -360,23 +368,54 @@ fn known(work: Work) -> &'static str {
     }
 }
 
-/// The first mappings that end, of a recording that is read to its end, as that tells how much work there was for each.
-fn mappings(trace: &mut Trace<'_>) -> Result<Vec<Mapping>, CommandError> {
-    let (mut chunk, mut live, mut ended) = (Chunk::default(), HashMap::new(), Vec::new());
+/// The mappings of a recording that end in it.
+#[derive(Default)]
+struct Ended {
+    /// [`MAPPINGS`] of them at the most, drawn from the whole recording, the same ones each time.
+    some: Vec<Mapping>,
+    number: u64,
+    /// Other data lies in a page of any of them.
+    share: bool,
+}
+
+impl Ended {
+    /// Each has the same chance to be kept (Vitter's algorithm R, 1985).
+    fn add(&mut self, mapping: Mapping, random: &mut impl FnMut() -> u64) {
+        self.number += 1;
+        self.share |= mapping.shared;
+        if self.some.len() < MAPPINGS {
+            self.some.push(mapping);
+        } else if let Some(place) = self.some.get_mut((random() % self.number) as usize) {
+            *place = mapping;
+        }
+    }
+}
+
+/// The mappings of a recording, which is read to its end, as that tells how much work there was for each.
+fn mappings(trace: &mut Trace<'_>) -> Result<Ended, CommandError> {
+    let (mut chunk, mut live, mut ended) = (Chunk::default(), HashMap::new(), Ended::default());
+    let mut state = 1_u64;
+    let mut random = || {
+        // Marsaglia, "Xorshift RNGs" (2003).
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        state
+    };
     let mut more = true;
     while more {
         more = trace.next_chunk(&mut chunk, 100_000)?;
-        if ended.len() >= MAPPINGS {
-            live = HashMap::new();
-            continue;
-        }
         for op in &chunk.ops {
             match &op.kind {
                 OpKind::Map { id, segments, dir, .. } => {
                     let received = *dir == Direction::FromDevice;
                     live.insert(*id, mapping(chunk.segments_of(segments), received));
                 }
-                OpKind::Unmap { id } if ended.len() < MAPPINGS => ended.extend(live.remove(id)),
+                OpKind::Unmap { id } => {
+                    if let Some(mapping) = live.remove(id) {
+                        ended.add(mapping, &mut random);
+                    }
+                }
                 _ => {}
             }
         }

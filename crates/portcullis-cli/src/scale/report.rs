@@ -203,8 +203,8 @@ impl Table {
     /// The same, where Linux's strict mode is the row `own`.
     fn strict_where<'a>(&self, rows: &'a [Row], offer: Offer, own: Option<&str>) -> Vec<Strict<'a>> {
         let strict = Mode::Each(domain::Policy::Strict);
-        let shares =
-            self.workload.requests.iter().flat_map(|request| &request.mappings).any(|mapping| mapping.shared);
+        let mut mappings = self.workload.requests.iter().flat_map(|request| &request.mappings);
+        let shares = self.told.share || mappings.any(|mapping| mapping.shared);
         let strict = rows.iter().filter(|row| row.policy.strict).filter_map(|row| {
             // Under Linux, strict is its own, and never the library's.
             let named = Mode::named(row.policy.name).filter(|mode| self.own.is_none() || *mode != strict);

@@ -111,9 +111,24 @@ fn a_recording_becomes_requests_of_its_mappings_that_end() {
 
 #[test]
 fn no_more_mappings_of_a_recording_are_repeated_than_cpus_go_through() {
-    let lines: Vec<String> = (0..4200).map(|n| mapped(n, 0x10_0000, 64, true)).collect();
-    let (workload, told) = recording(file(&lines).path(), None).unwrap();
+    let of = |last: u64| {
+        let len = |n: u64| if n < 2100 { 4096 } else { 8192 };
+        let lines = (0..4200).map(|n| mapped(n, 0x10_0000, if n == 4199 { last } else { len(n) }, true));
+        recording(file(&lines.collect::<Vec<_>>()).path(), None).unwrap()
+    };
+    let (workload, told) = of(8192);
     assert_eq!(workload.requests.len(), 4096);
+    assert!(
+        workload.about.starts_with("4,096 of the 4,200 mappings of the recording in turn"),
+        "{}",
+        workload.about
+    );
+    // Those at the end have the same chance, and are the same ones each time.
+    let large = workload.requests.iter().filter(|request| request.mappings[0].pages == 2).count();
+    assert!((2_000..=2_096).contains(&large), "{large}");
+    assert_eq!(of(8192).0.requests, workload.requests);
+    // Other data in any of them is open under strict, whether it is simulated or not.
+    assert_eq!([4096, 64].map(|last| of(last).1.share), [false, true]);
     // The work is of all 4,200, in 41,995 us.
     assert_eq!(told.besides, Some(Besides { ns: 9_999.0, work: Work::Most, cpus: 1 }));
 }

@@ -116,6 +116,9 @@ struct Cpu {
     spent: Spent,
 }
 
+/// The first one of so many requests does not count, as queues fill meanwhile.
+const UNCOUNTED: u64 = 5;
+
 pub(super) struct Engine {
     setup: Setup,
     cpus: Vec<Cpu>,
@@ -127,9 +130,15 @@ pub(super) struct Engine {
 
 impl Engine {
     pub(super) fn new(setup: Setup) -> Self {
-        let cpu = |index| Cpu { next: index * 7, ..Cpu::default() };
+        let (loads, all) = (setup.loads.len(), setup.cpus.max(1));
+        let cpu = |index| Cpu { next: index * loads / all, ..Cpu::default() };
         let cpus = (0..setup.cpus).map(cpu).collect();
         Self { setup, cpus, events: BinaryHeap::new(), number: 0, random: 1, done: 0 }
+    }
+
+    /// How many requests there are if `counted` of them count.
+    pub(super) const fn all_for(counted: u64) -> u64 {
+        (counted * UNCOUNTED).div_ceil(UNCOUNTED - 1)
     }
 
     /// Half of `ns` to one and a half: identical CPUs would stay in step.
@@ -149,7 +158,7 @@ impl Engine {
     /// Runs `requests` on each CPU on average; the first fifth does not count.
     pub(super) fn run(mut self, requests: u64) -> Ran {
         let (cpus, mut begin) = (self.setup.cpus as u64, 0.0);
-        let (uncounted, all) = (requests * cpus / 5, requests * cpus);
+        let (uncounted, all) = (requests * cpus / UNCOUNTED, requests * cpus);
         let (mut before, mut now) = ((0.0, 0.0), 0.0);
         let mut counts = false;
         for cpu in 0..self.setup.cpus {

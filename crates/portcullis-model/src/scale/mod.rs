@@ -88,7 +88,7 @@ pub struct Outcome {
     pub inferred: Vec<String>,
 }
 
-/// Simulated requests of each CPU.
+/// Simulated requests of each CPU, at the least. All CPUs together make each request of a workload once, besides those that are not counted.
 const REQUESTS: u64 = 400;
 
 /// Runs `workload` under `policy` on `machine`.
@@ -179,7 +179,8 @@ pub fn run(
     let mean = |of: fn(&Load) -> f64| setup.loads.iter().map(of).sum::<f64>() / setup.loads.len() as f64;
     let (units, copy_kib, asked_ns) =
         (mean(|load| load.units), mean(|load| load.copy_kib), mean(|load| load.asked_ns));
-    let ran = Engine::new(setup).run(REQUESTS);
+    let each_once = Engine::all_for(setup.loads.len() as u64).div_ceil(u64::from(machine.cpus));
+    let ran = Engine::new(setup).run(REQUESTS.max(each_once));
     let requests = ran.requests as f64;
     let locked_busy = requests / ran.ns * units * busy / f64::from(stations);
     let copied_gb_per_s = requests / ran.ns * copy_kib * 1024.0;

@@ -372,6 +372,34 @@ fn what_is_received_is_copied_twice_where_slots_are_filled_first() {
     assert_eq!(["adaptive", "swiotlb-2021"].map(|policy| copied(policy, true, true)), [4, 4]);
 }
 
+/// All requests of a workload are simulated, however many there are and wherever the large ones stand.
+#[test]
+fn each_request_of_a_workload_counts_the_same() {
+    let request = |pages: u64| Request {
+        work_ns: 4_000.0,
+        mappings: vec![Mapping { pages, pieces: 1, bytes: pages * 4096, shared: false, received: false }],
+    };
+    let small_first = |large: usize| {
+        let mut requests = vec![request(1); 3_000 - large];
+        requests.extend(vec![request(17); large]);
+        Workload { requests, ..bare(0.0) }
+    };
+    for cpus in [1, 3] {
+        let copied = |large| {
+            let outcome = run(
+                &machine(cpus, 1),
+                &small_first(large),
+                Policy::named("bounce").unwrap(),
+                &Operations::measured().unwrap(),
+            );
+            outcome.unwrap().spent.copy_ns
+        };
+        // A quarter has 17 pages each, so the mean is of five. (CPUs that have these are slower, and make fewer of them.)
+        let times = copied(750) / copied(0);
+        assert!((times - 5.0).abs() < 0.25, "{cpus}: {times}");
+    }
+}
+
 /// Of the module's bounce only what is too large to be copied waits with a lock held.
 #[test]
 fn the_module_maps_what_it_does_not_copy_as_linux_does() {

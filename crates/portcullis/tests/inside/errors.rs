@@ -145,7 +145,7 @@ sentences::sentences! {
         NoRoom { needed: 4, room: 3 } =>
             "the result may need 4 segments, and the caller's list has room for 3";
         Unconfirmed { error: REJECTED } =>
-            "a list was refused half-way, and devices may still reach a part of it: the IOMMU reported an error for an invalidation \
+            "a map was refused half-way and could not be undone, so devices may still reach a part of the buffer, until the domain is flushed: the IOMMU reported an error for an invalidation \
              (code 0x7d)";
         TooLarge { bytes: 0x3000, beside: 0x11 } =>
             "12288 bytes in whole granules, 17 of them beside the list's pieces, are more than one mapping has";

@@ -20,7 +20,7 @@ use portcullis::dma::{
     CoherentMemory, Device, DmaDomain, DmaMapError, DmaMask, DmaOps, DmaUnmapError, DomainBuilder, Ended,
     MapAttributes, OpsConfig, Queue, QueueConfig, UnmapAttributes,
 };
-use portcullis::domain::{Domain, MapListError, PolicyError, UnmapError};
+use portcullis::domain::{MapListError, PolicyError, UnmapError};
 use portcullis::heap::{OutOfMemory, Shared, Weak};
 use portcullis::invalidation::{Gather, Invalidation, InvalidationError, InvalidationQueue};
 use portcullis::mapper::{Geometry, Mapper, TableMapper};

@@ -67,9 +67,14 @@ pub fn verdict(table: &Table) -> Vec<String> {
                     percent(row.run().lost())
                 )
             });
+        let code = if table.offer == Offer::Module {
+            ""
+        } else {
+            " Its waits are Linux's, and its code is the library's, as Linux's was not counted there: it takes more."
+        };
         let design = if row.name == own.name { String::new() } else { format!(" (the design {})", own.name) };
         said.push(format!(
-            "Strict is Linux's own ({lost}), the row {}{design}: {}.{unlocked}{ours}",
+            "Strict is Linux's own ({lost}), the row {}{design}: {}.{code}{unlocked}{ours}",
             row.name, own.differs
         ));
         said.extend(choice.and_then(|choice| without_module(table, choice, row)));
