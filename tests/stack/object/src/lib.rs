@@ -21,7 +21,7 @@ use portcullis::dma::{
     MapAttributes, OpsConfig, Queue, QueueConfig, UnmapAttributes,
 };
 use portcullis::domain::{MapListError, PolicyError, UnmapError};
-use portcullis::heap::{OutOfMemory, Shared, Weak};
+use portcullis::heap::{OutOfMemory, Weak};
 use portcullis::invalidation::{Gather, Invalidation, InvalidationError, InvalidationQueue};
 use portcullis::mapper::{Geometry, Mapper, TableMapper};
 use portcullis::pgtable::{Attributes, MapError, PageTable, Unmapped, VtdSecondStage};
