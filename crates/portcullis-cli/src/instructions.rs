@@ -25,16 +25,23 @@ impl Instructions {
         Self { page, more: (one_piece - page) / 15.0, piece: (list - page) / 15.0 }
     }
 
-    /// Those of the kernel for `mapping` under a policy of `scale`.
-    pub fn in_scale(policy: &scale::Policy, mapping: &Mapping) -> Option<f64> {
-        let counts = match policy.name {
-            // The one for SMMUv3 is the same without a lock that CPUs share.
-            LINUX_STRICT | LINUX_STRICT_SMMU => Self::LINUX_STRICT,
-            "lazy" => Self::LINUX_LAZY,
-            "bounce" if policy.copies(mapping) => Self::MODULE_BOUNCE,
-            "bounce" => Self::MODULE_STRICT,
+    /// How tables call the row of the kernel's code for a policy of `scale`, and the counts of what that copies, if it copies by size, and of
+    /// all else.
+    pub fn in_scale(policy: &scale::Policy) -> Option<(&'static str, [Self; 2])> {
+        Some(match policy.name {
+            LINUX_STRICT => ("linux-strict", [Self::LINUX_STRICT; 2]),
+            // The same without a lock that CPUs share.
+            LINUX_STRICT_SMMU => (LINUX_STRICT_SMMU, [Self::LINUX_STRICT; 2]),
+            "lazy" => ("linux-lazy", [Self::LINUX_LAZY; 2]),
+            "bounce" => ("linux-bounce", [Self::MODULE_BOUNCE, Self::MODULE_STRICT]),
             _ => return None,
-        };
+        })
+    }
+
+    /// Those of the kernel for `mapping` under a policy of `scale`.
+    pub fn of_mapping(policy: &scale::Policy, mapping: &Mapping) -> Option<f64> {
+        let (_, [copied, mapped]) = Self::in_scale(policy)?;
+        let counts = if policy.copies(mapping) { copied } else { mapped };
         Some(counts.of(mapping.pages as f64, mapping.pieces as f64))
     }
 

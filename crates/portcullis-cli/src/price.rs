@@ -376,7 +376,7 @@ mod tests {
             |pages| Mapping { pages, pieces: pages, bytes: pages * 4096, shared: false, received: false };
         for (name, counted) in [(LINUX_STRICT, strict), ("bounce", bounce)] {
             let policy = scale::Policy::named(name).unwrap();
-            let of = |pages| Instructions::in_scale(policy, &mapping(pages)).unwrap();
+            let of = |pages| Instructions::of_mapping(policy, &mapping(pages)).unwrap();
             assert!(((of(1) + of(64)) / 2.0 - counted).abs() < 1e-6, "{name}");
         }
     }

@@ -13,7 +13,8 @@ use std::process::ExitCode;
 use portcullis::addr::Direction;
 use portcullis::domain;
 use portcullis_model::scale::{
-    Copied, Copies, Machine, Mapping, NAMES, Operations, Outcome, POLICIES, Policy, Request, Workload, run,
+    Copied, Copies, Machine, Mapping, NAMES, Operations, Outcome, POLICIES, Policy, Random, Request,
+    Workload, run,
 };
 use portcullis_trace::replay::{FORMATS, Profile, ProfileError, Work};
 use portcullis_trace::{Chunk, OpKind, Printable, ReadOptions, Segment, Trace, TraceError};
@@ -326,7 +327,7 @@ fn recorded(arguments: &Scale) -> Result<(Option<Workload>, Told), CommandError>
 /// device that keeps up.
 fn recording(path: &Path, asked: Option<u64>) -> Result<(Workload, Told), CommandError> {
     let mut trace = Trace::open(path, ReadOptions::default())?;
-    let Ended { some: mappings, number, share } = mappings(&mut trace)?;
+    let Ended { some: mappings, number, share, .. } = mappings(&mut trace)?;
     let name = path.display().to_string();
     let keeps_up = Workload::named("swiotlb", 1).map(|workload| workload.device);
     let device =
@@ -376,16 +377,17 @@ struct Ended {
     number: u64,
     /// Other data lies in a page of any of them.
     share: bool,
+    random: Random,
 }
 
 impl Ended {
     /// Each has the same chance to be kept (Vitter's algorithm R, 1985).
-    fn add(&mut self, mapping: Mapping, random: &mut impl FnMut() -> u64) {
+    fn add(&mut self, mapping: Mapping) {
         self.number += 1;
         self.share |= mapping.shared;
         if self.some.len() < MAPPINGS {
             self.some.push(mapping);
-        } else if let Some(place) = self.some.get_mut((random() % self.number) as usize) {
+        } else if let Some(place) = self.some.get_mut((self.random.next() % self.number) as usize) {
             *place = mapping;
         }
     }
@@ -394,14 +396,6 @@ impl Ended {
 /// The mappings of a recording, which is read to its end, as that tells how much work there was for each.
 fn mappings(trace: &mut Trace<'_>) -> Result<Ended, CommandError> {
     let (mut chunk, mut live, mut ended) = (Chunk::default(), HashMap::new(), Ended::default());
-    let mut state = 1_u64;
-    let mut random = || {
-        // Marsaglia, "Xorshift RNGs" (2003).
-        state ^= state << 13;
-        state ^= state >> 7;
-        state ^= state << 17;
-        state
-    };
     let mut more = true;
     while more {
         more = trace.next_chunk(&mut chunk, 100_000)?;
@@ -411,11 +405,7 @@ fn mappings(trace: &mut Trace<'_>) -> Result<Ended, CommandError> {
                     let received = *dir == Direction::FromDevice;
                     live.insert(*id, mapping(chunk.segments_of(segments), received));
                 }
-                OpKind::Unmap { id } => {
-                    if let Some(mapping) = live.remove(id) {
-                        ended.add(mapping, &mut random);
-                    }
-                }
+                OpKind::Unmap { id } => live.remove(id).into_iter().for_each(|mapping| ended.add(mapping)),
                 _ => {}
             }
         }
@@ -427,7 +417,7 @@ fn mapping(segments: &[Segment], received: bool) -> Mapping {
     let bytes: u64 = segments.iter().map(|segment| segment.len).sum();
     let pages = |first: u64, len: u64| (first % 4096 + len).div_ceil(4096);
     let pages: u64 = segments.iter().map(|segment| pages(segment.phys, segment.len)).sum();
-    let pieces = segments.len().max(1) as u64;
+    let pieces = Segment::pieces(segments).max(1);
     let shared = segments.iter().any(|segment| (segment.phys | segment.len) % 4096 != 0);
     Mapping { pages: pages.clamp(1, MOST_PAGES), pieces, bytes, shared, received }
 }

@@ -7,9 +7,7 @@ use std::fmt::Write;
 
 use anstyle::Style;
 use portcullis::domain;
-use portcullis_model::scale::{
-    LINUX_STRICT, LINUX_STRICT_SMMU, Machine, Outcome, Policy, Request, Spent, Workload,
-};
+use portcullis_model::scale::{Machine, Outcome, Policy, Request, Spent, Workload};
 use portcullis_trace::Printable;
 use portcullis_trace::replay::{Mode, Profile, Work};
 use serde::Serialize;
@@ -66,7 +64,7 @@ impl Row {
 
     /// The kernel's code takes longer than the library's, whose time this row has. CPUs that have nothing to do have time for it.
     fn with_kernel(&self, machine: &Machine, workload: &Workload, instruction_ns: f64) -> Option<Self> {
-        let name = of_kernel(self.policy.name)?;
+        let (name, _) = Instructions::in_scale(self.policy)?;
         let mut outcome = self.outcome.clone();
         let ours_ns = outcome.spent.own_ns - outcome.asked_ns;
         let more_ns = instructions(workload, self.policy)? * instruction_ns - ours_ns;
@@ -308,21 +306,10 @@ fn mean(workload: &Workload, of: fn(&Request) -> f64) -> f64 {
     workload.requests.iter().map(of).sum::<f64>() / workload.requests.len().max(1) as f64
 }
 
-/// How tables call the row of the kernel's code for a policy of this name.
-fn of_kernel(policy: &str) -> Option<&'static str> {
-    Some(match policy {
-        LINUX_STRICT => "linux-strict",
-        LINUX_STRICT_SMMU => LINUX_STRICT_SMMU,
-        "lazy" => "linux-lazy",
-        "bounce" => "linux-bounce",
-        _ => return None,
-    })
-}
-
 /// Instructions of the kernel for a mean request of `workload`.
 fn instructions(workload: &Workload, policy: &Policy) -> Option<f64> {
     let mappings = workload.requests.iter().flat_map(Request::mapped);
-    let sum: Option<f64> = mappings.map(|mapping| Instructions::in_scale(policy, mapping)).sum();
+    let sum: Option<f64> = mappings.map(|mapping| Instructions::of_mapping(policy, mapping)).sum();
     Some(sum? / workload.requests.len().max(1) as f64)
 }
 

@@ -248,3 +248,13 @@ fn what_a_recording_does_not_tell_the_copies_of_is_not_copied() {
     assert_eq!(names(&tables[0]), [&left[..], &old[..]].concat());
     assert!(!tables[0].told.copies() && tables[0].told.nothing.is_none());
 }
+
+/// As a replay counts them.
+#[test]
+fn entries_of_a_list_that_adjoin_are_one_piece() {
+    let list = |phys: &[u64]| -> Vec<Segment> {
+        phys.iter().map(|phys| Segment { phys: *phys, len: 4096 }).collect()
+    };
+    assert_eq!(mapping(&list(&[0x1000, 0x2000, 0x9000, 0x3000]), false).pieces, 3);
+    assert_eq!(mapping(&list(&[0x1000]), false).pieces, 1);
+}

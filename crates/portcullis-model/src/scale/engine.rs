@@ -4,6 +4,7 @@ use std::cmp::Ordering;
 use std::collections::{BinaryHeap, VecDeque};
 
 use super::Spent;
+use super::random::Random;
 use super::stations::{Commit, Serial, Sharing};
 
 /// The simulated cost of a request under a policy.
@@ -116,7 +117,7 @@ struct Cpu {
     spent: Spent,
 }
 
-/// The first one of so many requests does not count, as queues fill meanwhile.
+/// A run leaves the first fifth of its requests out of its results: meanwhile the queues fill.
 const UNCOUNTED: u64 = 5;
 
 pub(super) struct Engine {
@@ -124,7 +125,7 @@ pub(super) struct Engine {
     cpus: Vec<Cpu>,
     events: BinaryHeap<At>,
     number: u64,
-    random: u64,
+    random: Random,
     done: u64,
 }
 
@@ -133,21 +134,17 @@ impl Engine {
         let (loads, all) = (setup.loads.len(), setup.cpus.max(1));
         let cpu = |index| Cpu { next: index * loads / all, ..Cpu::default() };
         let cpus = (0..setup.cpus).map(cpu).collect();
-        Self { setup, cpus, events: BinaryHeap::new(), number: 0, random: 1, done: 0 }
+        Self { setup, cpus, events: BinaryHeap::new(), number: 0, random: Random::default(), done: 0 }
     }
 
-    /// How many requests there are if `counted` of them count.
+    /// The number of requests of a run that counts `counted` of them.
     pub(super) const fn all_for(counted: u64) -> u64 {
         (counted * UNCOUNTED).div_ceil(UNCOUNTED - 1)
     }
 
     /// Half of `ns` to one and a half: identical CPUs would stay in step.
     fn about(&mut self, ns: f64) -> f64 {
-        // Marsaglia, "Xorshift RNGs" (2003).
-        self.random ^= self.random << 13;
-        self.random ^= self.random >> 7;
-        self.random ^= self.random << 17;
-        ns * (0.5 + (self.random >> 11) as f64 / (1_u64 << 53) as f64)
+        ns * (0.5 + (self.random.next() >> 11) as f64 / (1_u64 << 53) as f64)
     }
 
     fn push(&mut self, at: f64, event: Event) {

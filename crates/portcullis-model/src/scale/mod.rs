@@ -15,12 +15,14 @@ mod engine;
 mod machine;
 mod operations;
 mod policy;
+mod random;
 mod stations;
 mod workload;
 
 pub use machine::{Copies, Machine};
 pub use operations::{Curve, Line, Operations, Size};
 pub use policy::{Copied, LINUX_STRICT, LINUX_STRICT_SMMU, POLICIES, Policy, Waits};
+pub use random::Random;
 pub use workload::{Device, Mapping, NAMES, Request, Workload};
 
 use engine::{Engine, Iommu, Load, Setup};
@@ -88,7 +90,7 @@ pub struct Outcome {
     pub inferred: Vec<String>,
 }
 
-/// Simulated requests of each CPU, at the least. All CPUs together make each request of a workload once, besides those that are not counted.
+/// The fewest requests that a run simulates on each CPU. A workload of more requests has a longer run, which counts each of them about once.
 const REQUESTS: u64 = 400;
 
 /// Runs `workload` under `policy` on `machine`.
@@ -315,7 +317,7 @@ impl<'a> Ways<'a> {
             Copied::Cheaper => self.cheaper(mapping),
             Copied::Nothing => self.by_itself(name, mapping, false),
             _ => match (self.mapped, self.policy.copies(mapping)) {
-                // Slots are per CPU: what is shared is the state of what is mapped.
+                // A slot belongs to one CPU. CPUs share the page tables and the lock of mappings that are not copied.
                 (Some(_), true) => {
                     let copied = self.by_itself(name, mapping, true);
                     let (_, slot_ns) = self.choice;

@@ -139,13 +139,8 @@ impl Pairer {
             Source::Guessed => summary.guessed_lengths += 1,
         }
         summary.maps += 1;
-        let (mut bytes, mut pieces, mut end) = (0_u64, 0, None);
-        for piece in &self.pieces {
-            bytes = bytes.saturating_add(piece.len);
-            pieces += u64::from(end != Some(piece.phys));
-            end = piece.phys.checked_add(piece.len);
-        }
-        summary.count_shape(bytes, pieces);
+        let bytes = self.pieces.iter().fold(0, |sum: u64, piece| sum.saturating_add(piece.len));
+        summary.count_shape(bytes, Segment::pieces(&self.pieces));
         let id = self.live.insert(device, new.class, self.seq, new.dir, new.spans, new.list);
         out.map(device, id, new.dir, new.origin, &self.pieces);
     }

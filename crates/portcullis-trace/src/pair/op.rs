@@ -20,6 +20,17 @@ pub struct Segment {
     pub len: u64,
 }
 
+impl Segment {
+    /// How many pieces of memory a list is: segments that adjoin, one behind the other, are one piece, as in Linux's `dma_map_sg`.
+    pub fn pieces(list: &[Self]) -> u64 {
+        let mut end = None;
+        let begins_one = |segment: &&Self| {
+            core::mem::replace(&mut end, segment.phys.checked_add(segment.len)) != Some(segment.phys)
+        };
+        list.iter().filter(begins_one).count() as u64
+    }
+}
+
 /// The call that made a mapping.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Origin {

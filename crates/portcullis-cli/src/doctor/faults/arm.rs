@@ -123,8 +123,8 @@ pub fn version_2(lines: &[String]) -> Option<One> {
     if line != "Unexpected global fault, this could be serious" {
         return None;
     }
-    let behind = lines.iter().skip(1).take(MOST_BETWEEN).filter_map(|line| text(line, VERSION_2));
-    let registers = behind.into_iter().find(|text| text.starts_with("GFSR "))?;
+    let mut behind = lines.iter().skip(1).take(MOST_BETWEEN).filter_map(|line| text(line, VERSION_2));
+    let registers = behind.find(|text| text.starts_with("GFSR "))?;
     let status = field(registers, "GFSR ").and_then(hex)?;
     let stream = field(registers, "GFSYNR1 ").and_then(hex)? & 0xffff;
     // A stream whose context is not valid, or that is none of the SMMU's (IHI 0062, SMMU_sGFSR).

@@ -243,7 +243,7 @@ fn is_of_library(row: &Row) -> bool {
     row.policy.name == domain::Policy::Strict.name()
 }
 
-/// So many IOMMUs, in a sentence.
+/// `with 8`, and whether each device has an IOMMU of its own then.
 fn with_iommus(table: &Table, iommus: u32) -> String {
     let each = if iommus == table.workload.device.count { ", one for each device," } else { "" };
     format!("with {}{each}", count(iommus.into()))
