@@ -15,6 +15,7 @@ use super::homes::Homes;
 use super::meta::RangeMeta;
 use super::remote::{RemoteQueue, Returned};
 use super::word::{END_PAGE, EXACT, NO_WORD, handed_out, owner_and_pages};
+use crate::guard::Guard;
 use crate::heap::{OutOfMemory, Shared, SharedPlace, slice};
 use crate::percpu::{CachePadded, Marks, Turn, TurnLocal};
 use crate::platform::{LocalCpu, Platform};
@@ -250,8 +251,8 @@ impl Cached {
     pub fn drain<P: Platform>(&self, platform: &P, only: Option<usize>, bitmap: &Mutex<Bitmap>) {
         self.cpus.with_others(platform, only, |index, cpu| {
             cpu.drain(&self.remote_queues[index], |page, order| {
-                let spilled = Spilled { cached: self, bitmap, page, order };
-                // With a CPU for each range, so that none is held for long.
+                // Dropped with the CPU; if the platform panics, without one. With a CPU for each range, so that none is held for long.
+                let spilled = Guard::new(|| self.give_back(bitmap, page, 1 << order, order));
                 platform.with_cpu(|_| drop(spilled));
             });
         });
@@ -297,20 +298,5 @@ impl Cached {
     #[inline]
     fn zone_below(&self, end: u64) -> usize {
         usize::from(end > self.low_end)
-    }
-}
-
-/// A range on its way from a CPU's list to the bitmap, where a drop puts it, also if the platform panics instead of
-/// lending a CPU.
-struct Spilled<'a> {
-    cached: &'a Cached,
-    bitmap: &'a Mutex<Bitmap>,
-    page: u64,
-    order: u32,
-}
-
-impl Drop for Spilled<'_> {
-    fn drop(&mut self) {
-        self.cached.give_back(self.bitmap, self.page, 1 << self.order, self.order);
     }
 }

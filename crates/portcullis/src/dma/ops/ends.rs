@@ -11,7 +11,6 @@ use crate::dma::Choice;
 use crate::dma::Machine;
 use crate::dma::adaptive::Half;
 use crate::domain::{Ending, UnmapError};
-use crate::guard::Guard;
 use crate::platform::LocalCpu;
 use crate::sync::{Ordering, fence};
 
@@ -162,21 +161,10 @@ impl<X: Machine> DmaOps<X> {
             counts.closed(alone, bytes);
             was_counted.set(true);
         };
-        // Without a CPU, as the platform may have panicked.
-        let uncounted = Guard::new(|| {
-            if !is_counted.get() {
-                let (counts, alone) = self.counts_of(None);
-                counts.closed(alone, bytes);
-            }
-        });
         let ended = self.close(entry, counted);
         if !is_counted.get() {
-            self.count(|counts, alone| {
-                counts.closed(alone, bytes);
-                is_counted.set(true);
-            });
+            self.count(|counts, alone| counts.closed(alone, bytes));
         }
-        uncounted.done();
         // The driver's reads come after its load of the device's completion.
         fence(Ordering::Acquire);
         Ok(ended?)

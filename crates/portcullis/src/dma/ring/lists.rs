@@ -1,6 +1,6 @@
 //! A ring's map of a list: in one exclusive section of the CPU on the fast path, else in several.
 
-use super::unmaps::Torn;
+use super::unmaps::hold;
 use super::{StrictRing, no_addresses};
 use crate::addr::{Direction, DmaSegment, Iova, IovaRange, PhysSegment};
 use crate::bounce::error::DmaMapError;
@@ -9,6 +9,7 @@ use crate::dma::RawMapping;
 use crate::dma::device::bytes_of;
 use crate::dma::layout::device_view;
 use crate::domain::{MapListError, last_byte};
+use crate::guard::Guard;
 use crate::mapper::Mapper;
 use crate::platform::Platform;
 
@@ -64,7 +65,7 @@ impl<M: Mapper, P: Platform> StrictRing<M, P> {
         }
         let waiting = &mut self.waiting;
         let link = |range| {
-            let torn = Torn { waiting, range };
+            let torn = Guard::new(|| hold(waiting, range));
             // SAFETY: `link`'s clauses are the caller's clause 1; the arena owns the range.
             let linked = unsafe { domain.link_list_fast(range, list, direction.permissions().into()) };
             torn.done();
@@ -99,7 +100,7 @@ impl<M: Mapper, P: Platform> StrictRing<M, P> {
         self.unconfirmed.try_reserve(1).map_err(|_| DmaMapError::OutOfMemory)?;
         let Some(arena) = &mut self.arena else { broken("a ring of a domain that translates has addresses") };
         let range = arena.reserve(len).map_err(no_addresses)?;
-        let torn = Torn { waiting: &mut self.waiting, range };
+        let torn = Guard::new(|| hold(&mut self.waiting, range));
         // SAFETY: `link`'s clauses are the caller's clauses 1 and 2; the arena owns the range.
         let linked = unsafe {
             let permissions = direction.permissions().into();

@@ -15,6 +15,7 @@ use super::{DmaDevice, MOST_IN_BATCH, RawMapping};
 use crate::addr::{Direction, DmaSegment, Iova, IovaRange, PhysSegment};
 use crate::bounce::error::DmaMapError;
 use crate::domain::Tally;
+use crate::guard::Guard;
 use crate::heap::room_for;
 use crate::invalidation::Gather;
 use crate::iova::{RingArena, RingConfig};
@@ -23,7 +24,7 @@ use crate::platform::Platform;
 use crate::setup::SetupError;
 
 use self::error::{no_addresses, no_ring};
-use self::unmaps::Torn;
+use self::unmaps::hold;
 
 /// The configuration of a [`StrictRing`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -254,7 +255,7 @@ impl<M: Mapper, P: Platform> StrictRing<M, P> {
         let (domain, waiting) = (self.device.domain(), &mut self.waiting);
         let page = phys.align_down(granule);
         let link = |range| {
-            let torn = Torn { waiting, range };
+            let torn = Guard::new(|| hold(waiting, range));
             // SAFETY: `link`'s clauses are the caller's clause 1, for all granules that the memory touches; the arena owns the range.
             let linked = unsafe { domain.link_fast(range, page, direction.permissions().into()) };
             torn.done();

@@ -5,6 +5,7 @@ use alloc::vec::Vec;
 use super::StrictRing;
 use crate::addr::{Iova, IovaRange};
 use crate::dma::{Ended, MOST_IN_BATCH, NotUnmapped, RawMapping};
+use crate::guard::Guard;
 use crate::mapper::Mapper;
 use crate::platform::Platform;
 
@@ -79,7 +80,8 @@ impl<M: Mapper, P: Platform> StrictRing<M, P> {
     /// Counts a map of `range`. The domain gets the counts with the next commit, or when there are as many as a batch.
     #[inline]
     pub(super) fn count(&mut self, range: IovaRange, neighbours: u64) {
-        let torn = Torn { waiting: &mut self.waiting, range };
+        // A call below may panic, and leave the translations unknown: then the next commit clears the range.
+        let torn = Guard::new(|| hold(&mut self.waiting, range));
         self.tally.maps += 1;
         if neighbours > 0 {
             if self.tally.opened == 0 {
@@ -94,29 +96,9 @@ impl<M: Mapper, P: Platform> StrictRing<M, P> {
     }
 }
 
-/// Guards a reservation during its map or accounting. Dropped, as a call below panics and the translations are unknown, it has the next commit clear
-/// and release the range.
-pub(super) struct Torn<'a> {
-    pub waiting: &'a mut Vec<IovaRange>,
-    pub range: IovaRange,
-}
-
-impl Torn<'_> {
-    #[inline]
-    pub fn done(self) {
-        core::mem::forget(self);
-    }
-}
-
-impl Drop for Torn<'_> {
-    #[cold]
-    fn drop(&mut self) {
-        hold(self.waiting, self.range);
-    }
-}
-
 /// Has `range` wait for the next commit, beside a batch. Without memory for that it stays reserved, with unknown translations after a panic.
 #[cold]
+#[inline(never)]
 pub(super) fn hold(waiting: &mut Vec<IovaRange>, range: IovaRange) {
     // Leaves as much room as before, whatever the ring's batch.
     if waiting.try_reserve(MOST_IN_BATCH + 2).is_ok() {

@@ -1,8 +1,6 @@
 //! Where the domain's addresses come from and go: to one caller each, and back once they are free. What cannot be given back is counted as
 //! lost.
 
-use core::cell::Cell;
-
 use super::Domain;
 use crate::addr::{Iova, IovaRange};
 use crate::domain::parts::NoNote;
@@ -88,11 +86,9 @@ impl<M: Mapper, P: Platform> Domain<M, P> {
     pub(crate) fn lose_rest(&self, range: IovaRange, bytes: u64) {
         self.lose(bytes);
         if !self.parts.is_empty() {
-            let gone = Cell::new(0);
-            let losing = Guard::new(|| self.lose(gone.get().max(self.parts.forget(range))));
-            self.platform.with_cpu(|_| gone.set(self.parts.forget(range)));
-            losing.done();
-            self.lose(gone.get());
+            // Dropped with the CPU; if the platform panics, without one.
+            let losing = Guard::new(|| self.lose(self.parts.forget(range)));
+            self.platform.with_cpu(|_| drop(losing));
         }
     }
 

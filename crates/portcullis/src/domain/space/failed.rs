@@ -1,8 +1,6 @@
 //! Unmaps that found less than their range, or were not confirmed: an address comes back only where it is known that nothing is mapped at it and
 //! nothing cached. Others are held, or lost and counted.
 
-use core::cell::Cell;
-
 use super::{Changing, Domain};
 use crate::domain::UnmapError;
 use crate::guard::Guard;
@@ -28,26 +26,19 @@ impl<M: Mapper, P: Platform> Domain<M, P> {
             self.quarantine(changing);
         } else {
             changing.done();
-            let is_rest = Cell::new(false);
-            // On a panic no CPU is borrowed, as that might panic again.
-            let losing = Guard::new(|| {
-                self.lose(if is_rest.get() {
-                    range.len()
-                } else {
-                    unmapped.saturating_add(self.parts.forget(range))
-                });
+            // Dropped with the CPU; if the platform panics, without one.
+            let losing = Guard::new(|| self.lose(unmapped.saturating_add(self.parts.forget(range))));
+            let rest = self.platform.with_cpu(|_| {
+                let is_rest = confirmed.is_ok() && kept == 0 && self.parts.was_rest(range, unmapped);
+                is_rest.then(|| {
+                    losing.done();
+                    self.changing(range)
+                })
             });
-            if confirmed.is_ok() && kept == 0 && !self.parts.is_empty() {
-                self.platform.with_cpu(|_| is_rest.set(self.parts.was_rest(range, unmapped)));
-            }
-            losing.done();
-            if is_rest.get() {
-                self.take_back(self.changing(range));
-            } else {
-                self.lose_rest(range, unmapped);
-                if confirmed.is_err() {
-                    self.leave_open(unmapped);
-                }
+            match rest {
+                Some(rest) => self.take_back(rest),
+                None if confirmed.is_err() => self.leave_open(unmapped),
+                None => {}
             }
         }
         if unmapped > 0 {
