@@ -7,6 +7,7 @@ use core::mem::forget;
 use crate::addr::{Direction, Iova, PhysSegment};
 use crate::bounce::error::{DmaUnmapError, inside};
 use crate::bounce::pool::{Attributes, BounceDevice, BouncePool, Cut};
+use crate::dma::device::Side;
 use crate::mapper::Mapper;
 use crate::platform::{CopyMemory, Platform};
 
@@ -193,8 +194,8 @@ impl<M: Mapper, P: Platform, C: CopyMemory> Ends<M, P, C> {
         &self,
         number: u32,
         iova: Iova,
+        side: Side,
         (offset, len): (u64, u64),
-        for_cpu: bool,
     ) -> Result<(), DmaUnmapError> {
         let Taken { len: all, cut, head, tail } = self.made[number as usize];
         inside(iova, all, (offset, len))?;
@@ -202,13 +203,7 @@ impl<M: Mapper, P: Platform, C: CopyMemory> Ends<M, P, C> {
             let (from, to) = (offset.max(first), (offset + len).min(end));
             let Some(slot) = slot.filter(|_| from < to) else { continue };
             // SAFETY: clauses 1 and 2 are the caller's, for a part of the list.
-            unsafe {
-                if for_cpu {
-                    self.pool().sync_for_cpu(slot, from - first, to - from)?;
-                } else {
-                    self.pool().sync_for_device(slot, from - first, to - from)?;
-                }
-            }
+            unsafe { side.sync(self.pool(), slot, (from - first, to - from)) }?;
         }
         Ok(())
     }

@@ -22,6 +22,7 @@ use super::{DmaDevice, RawMapping, StrictRing, StrictRingConfig};
 use crate::addr::Direction;
 use crate::bounce::error::DmaUnmapError;
 use crate::bounce::pool::BounceDevice;
+use crate::dma::device::Side;
 use crate::heap::{OutOfMemory, Shared, slice, write_fields};
 use crate::mapper::Mapper;
 use crate::platform::{CopyMemory, Platform};
@@ -241,7 +242,7 @@ impl<M: Mapper, P: Platform, C: CopyMemory, K: Fn() -> u64> AdaptiveRing<M, P, C
     /// # Errors
     /// As [`BouncePool::sync_for_cpu`](crate::bounce::pool::BouncePool::sync_for_cpu); [`DmaUnmapError::OtherQueue`].
     pub fn sync_for_cpu(&self, mapping: &RawMapping, offset: u64, len: u64) -> Result<(), DmaUnmapError> {
-        self.sync(mapping, (offset, len), true)
+        self.sync(mapping, Side::Cpu, (offset, len))
     }
 
     /// Makes the CPU's writes of `len` bytes, from `offset` on, of an open mapping visible to the device: copies them, if there is a copy, in O(len);
@@ -250,31 +251,33 @@ impl<M: Mapper, P: Platform, C: CopyMemory, K: Fn() -> u64> AdaptiveRing<M, P, C
     /// # Errors
     /// As [`BouncePool::sync_for_device`](crate::bounce::pool::BouncePool::sync_for_device); [`DmaUnmapError::OtherQueue`].
     pub fn sync_for_device(&self, mapping: &RawMapping, offset: u64, len: u64) -> Result<(), DmaUnmapError> {
-        self.sync(mapping, (offset, len), false)
+        self.sync(mapping, Side::Device, (offset, len))
     }
 
-    fn sync(&self, mapping: &RawMapping, part: (u64, u64), for_cpu: bool) -> Result<(), DmaUnmapError> {
+    pub(in crate::dma) fn sync(
+        &self,
+        mapping: &RawMapping,
+        side: Side,
+        part: (u64, u64),
+    ) -> Result<(), DmaUnmapError> {
         if mapping.queue() != self.number() {
             return Err(DmaUnmapError::OtherQueue);
         }
         let (device, pool) = (self.ring.device(), self.pool.pool());
         let kind = mapping.kind();
         // The pool has fences of its own. Others read after the device's writes, and copy before the device is told.
-        if for_cpu && !matches!(kind, Kind::Pool(_)) {
+        if side == Side::Cpu && !matches!(kind, Kind::Pool(_)) {
             device.sync_for_cpu();
         }
-        let (offset, len) = part;
         let synced = match kind {
             // SAFETY: the pool's clause 1: its token is borrowed, so it does not end meanwhile, and its maker's clause 4 keeps syncs of the
             // same bytes apart. Clause 2 is the maker's clauses 1 and 3.
-            Kind::Pool(_) if for_cpu => return unsafe { pool.sync_for_cpu(mapping.iova, offset, len) },
+            Kind::Pool(_) => return unsafe { side.sync(pool, mapping.iova, part) },
             // SAFETY: as above.
-            Kind::Pool(_) => return unsafe { pool.sync_for_device(mapping.iova, offset, len) },
-            // SAFETY: as above.
-            Kind::Cut => unsafe { self.ends.sync(mapping.list(), mapping.iova, part, for_cpu) },
+            Kind::Cut => unsafe { self.ends.sync(mapping.list(), mapping.iova, side, part) },
             _ => Ok(()),
         };
-        if !for_cpu {
+        if side == Side::Device {
             device.sync_for_device();
         }
         synced

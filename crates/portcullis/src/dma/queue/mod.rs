@@ -6,6 +6,8 @@ mod config;
 mod door;
 mod ended;
 mod error;
+mod lane;
+mod lanes;
 mod maps;
 mod not_coherent;
 mod object;
@@ -13,7 +15,6 @@ mod swiotlb;
 mod syncs;
 mod typed;
 
-use alloc::boxed::Box;
 use alloc::vec::Vec;
 use core::cell::Cell;
 use core::convert::Infallible;
@@ -21,14 +22,12 @@ use core::fmt;
 use core::marker::PhantomData;
 use core::mem::ManuallyDrop;
 
-use self::not_coherent::NotCoherent;
-use self::swiotlb::{Copies, Side};
+use self::lane::{AnyLane, Common, Direct, Lane, by_lane};
 use super::DmaBuffer;
 use super::Machine;
-use super::machine::{AdaptiveOf, BatchOf, CopyingOf, DeviceOf, RingOf};
+use super::machine::DeviceOf;
 use super::mapping::number;
 use crate::addr::DmaSegment;
-use crate::bounce::pool::Attributes;
 use crate::heap::{OutOfMemory, room_for};
 
 pub use crate::bounce::error::{DmaMapError, DmaUnmapError};
@@ -126,44 +125,14 @@ pub use object::AnyQueue;
 /// # fn main() {}
 /// ```
 pub struct Queue<X: Machine, B: DmaBuffer = Infallible> {
-    lane: Lane<X>,
-    device: DeviceOf<X>,
-    attributes: Attributes,
-    /// Tells its mappings from another queue's; the number of the ring, if it has one.
-    number: u64,
-    /// Single unmaps that were not confirmed, and wait for a flush of the domain.
-    owed: usize,
+    lane: AnyLane<X>,
+    common: Common<X>,
     /// Buffers that wait: dropped only after a commit, so that a panic below leaks what a device may reach.
     buffers: ManuallyDrop<Vec<B>>,
     /// Memory for lists of segments that the caller did not ask for.
     scratch: Vec<DmaSegment>,
     /// Calls through `&Queue` come from one CPU at a time.
     not_sync: PhantomData<Cell<()>>,
-}
-
-// One byte tells them apart, as every call does that.
-#[repr(u8)]
-enum Lane<X: Machine> {
-    Direct,
-    Batch(BatchOf<X>),
-    Ring(RingOf<X>),
-    Bounce(CopyingOf<X>),
-    Auto(Box<AdaptiveOf<X>>),
-    Swiotlb(Box<Copies<X>>),
-    NotCoherent(Box<NotCoherent>),
-}
-
-impl<X: Machine> Lane<X> {
-    fn strategy(&self) -> Strategy {
-        match self {
-            Self::Direct => Strategy::Direct,
-            Self::Batch(_) => Strategy::Batch,
-            Self::Ring(_) => Strategy::Ring,
-            Self::Bounce(_) | Self::Swiotlb(_) => Strategy::Bounce,
-            Self::Auto(_) => Strategy::Auto,
-            Self::NotCoherent(lane) => lane.strategy,
-        }
-    }
 }
 
 /// Shows the queue's strategy: the configured one, except [`QueueConfig::auto`] where there is no choice.
@@ -178,22 +147,21 @@ impl<X: Machine, B: DmaBuffer> fmt::Debug for Queue<X, B> {
 
 #[allow(clippy::result_large_err, reason = "a mapping that is refused comes back in place")]
 impl<X: Machine, B: DmaBuffer> Queue<X, B> {
-    fn new(device: DeviceOf<X>, lane: Lane<X>, config: &QueueConfig) -> Result<Self, OutOfMemory> {
+    fn new(device: DeviceOf<X>, lane: AnyLane<X>, config: &QueueConfig) -> Result<Self, OutOfMemory> {
         let room = match lane {
-            Lane::Batch(_) | Lane::Ring(_) | Lane::Auto(_) | Lane::NotCoherent(_) => config.batch_size(),
-            Lane::Direct | Lane::Bounce(_) | Lane::Swiotlb(_) => 0,
+            AnyLane::Batch(_) | AnyLane::Ring(_) | AnyLane::Auto(_) | AnyLane::NotCoherent(_) => {
+                config.batch_size()
+            }
+            AnyLane::Direct(_) | AnyLane::Bounce(_) | AnyLane::Swiotlb(_) => 0,
         };
         let number = match &lane {
-            Lane::Ring(ring) => ring.number(),
-            Lane::Auto(ring) => ring.number(),
+            AnyLane::Ring(ring) => ring.number(),
+            AnyLane::Auto(ring) => ring.number(),
             _ => number(),
         };
         Ok(Self {
             lane,
-            device,
-            attributes: config.attributes,
-            number,
-            owed: 0,
+            common: Common { device, attributes: config.attributes, number, owed: 0 },
             buffers: ManuallyDrop::new(room_for(room)?),
             scratch: Vec::new(),
             not_sync: PhantomData,
@@ -211,19 +179,12 @@ impl<X: Machine, B: DmaBuffer> Queue<X, B> {
     /// has no place for the earlier buffers, so they count here until the next [`Ended::Flushed`](super::Ended::Flushed) or commit has them.
     #[inline]
     pub fn waiting(&self) -> usize {
-        let waiting = match &self.lane {
-            Lane::Batch(batch) => batch.len(),
-            Lane::Ring(ring) => ring.waiting(),
-            Lane::Auto(ring) => ring.waiting(),
-            Lane::NotCoherent(lane) => lane.waiting(),
-            Lane::Direct | Lane::Bounce(_) | Lane::Swiotlb(_) => 0,
-        };
-        waiting + self.owed
+        by_lane!(&self.lane, lane => lane.waiting_for(&self.common)) + self.common.owed
     }
 
     /// The choices of [`QueueConfig::auto`] for each size, and their reasons; nothing for other strategies.
     pub fn explain(&self) -> impl Iterator<Item = super::Explained> {
-        let ring = if let Lane::Auto(ring) = &self.lane { Some(ring.explain()) } else { None };
+        let ring = if let AnyLane::Auto(ring) = &self.lane { Some(ring.explain()) } else { None };
         ring.into_iter().flatten()
     }
 }

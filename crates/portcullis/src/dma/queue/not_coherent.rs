@@ -21,9 +21,12 @@ use alloc::boxed::Box;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 
-use super::{AnyQueue, DmaMapError, DmaUnmapError, Side, Strategy};
-use crate::addr::{Direction, DmaSegment, Iova, PhysAddr, PhysSegment};
+use super::lane::{Common, Lane, Unmapped};
+use super::{AnyQueue, DmaMapError, DmaUnmapError, Machine, Strategy};
+use crate::addr::{Direction, DmaSegment, PhysAddr, PhysSegment};
 use crate::broken::broken;
+use crate::dma::device::Side;
+use crate::dma::mapping::Kind;
 use crate::dma::{Ended, NotUnmapped, RawMapping};
 use crate::domain::MapListError;
 use crate::platform::CacheMaintenance;
@@ -77,24 +80,87 @@ impl NotCoherent {
         Self { strategy, cache, line, mapped, copies, made, free, waiting }
     }
 
-    pub(super) fn waiting(&self) -> usize {
-        self.waiting.len()
+    fn is_mapped(&self, list: &[PhysSegment], len: u64, writes: bool) -> Result<bool, DmaMapError> {
+        let whole = |unit: u64| list.iter().all(|piece| (piece.phys.get() | piece.len) & unit == 0);
+        let line = self.line;
+        match (&self.mapped, &self.copies) {
+            (Some(_), Some(copies)) => Ok(len > copies.up_to && whole(copies.units[usize::from(writes)])),
+            (None, _) => Ok(false),
+            (Some(_), None) if writes && !whole(line - 1) => Err(DmaMapError::SharesLine { line }),
+            (Some(_), None) => Ok(true),
+        }
     }
 
-    pub(super) fn view(&self, index: usize) -> &[DmaSegment] {
-        &self.made[index].view
+    /// The last of the free places, emptied, with room for a list of `len` pieces, so that an unmap allocates nothing.
+    fn place_for(&mut self, len: usize) -> Result<usize, DmaMapError> {
+        let no_memory = |_| DmaMapError::OutOfMemory;
+        if self.free.is_empty() {
+            let places = self.made.len() + 1;
+            self.made.try_reserve(1).map_err(no_memory)?;
+            self.free.try_reserve(places).map_err(no_memory)?;
+            self.waiting.try_reserve(places - self.waiting.len()).map_err(no_memory)?;
+            self.free.push(self.made.len());
+            self.made.push(Made::default());
+        }
+        let index = self.free.last().copied().ok_or(DmaMapError::OutOfMemory)?;
+        let Made { memory, view, .. } = &mut self.made[index];
+        memory.clear();
+        view.clear();
+        memory.try_reserve(len).map_err(no_memory)?;
+        view.try_reserve(len).map_err(no_memory)?;
+        Ok(index)
     }
 
-    /// Maps a list, or a copy of it. Returns the number of segments in `out`, the first address, and the index of the mapping.
-    ///
-    /// # Safety
-    /// As [`Queue::map_raw`](super::Queue::map_raw).
-    pub(super) unsafe fn map(
+    /// Commits both queues, and then ends all waiting mappings. Returns their number.
+    fn commit_all(&mut self) -> Result<usize, DmaUnmapError> {
+        let queues = self.mapped.iter_mut().chain(self.copies.iter_mut().map(|copies| &mut copies.queue));
+        for queue in queues {
+            queue.commit_raw()?;
+        }
+        let count = self.waiting.len();
+        while let Some(index) = self.waiting.last().copied() {
+            // If this panics, it waits for the next commit.
+            self.end(index);
+            self.waiting.pop();
+        }
+        Ok(count)
+    }
+
+    /// Ends mapping `index`, which no device reaches.
+    fn end(&mut self, index: usize) {
+        if !self.made[index].copied {
+            self.invalidate(index);
+        }
+        self.free.push(index);
+    }
+
+    /// Invalidates the lines of a mapping that the device may have written.
+    fn invalidate(&self, index: usize) {
+        self.invalidate_part(index, 0, u64::MAX);
+    }
+
+    fn invalidate_part(&self, index: usize, offset: u64, len: u64) {
+        let made = &self.made[index];
+        if !made.writes {
+            return;
+        }
+        // The driver has loaded the device's completion, or a commit the hardware's.
+        fence(Ordering::Acquire);
+        // SAFETY: `invalidate`'s contract: it is memory, by clause 4 of the maker. Its lines are the mapping's only, as `is_mapped` checked, or as
+        // slots are; they were cleaned when it was mapped, or given to the device by a sync, and later stores of a CPU may be lost.
+        part(&made.memory, offset, len, |piece| unsafe { self.cache.invalidate(piece.phys, piece.len) });
+    }
+}
+
+/// The device reaches a list, or a copy of it.
+impl<X: Machine> Lane<X> for NotCoherent {
+    unsafe fn map_for(
         &mut self,
+        common: &Common<X>,
         list: &[PhysSegment],
         direction: Direction,
         out: &mut [DmaSegment],
-    ) -> Result<(usize, Iova, usize), DmaMapError> {
+    ) -> Result<(usize, RawMapping), DmaMapError> {
         let mut len: u64 = 0;
         for (index, piece) in list.iter().enumerate() {
             MapListError::check(*piece, index)?;
@@ -138,44 +204,14 @@ impl NotCoherent {
         } else if !copied {
             made.memory.extend_from_slice(list);
         }
-        let first = token.iova();
+        let iova = token.iova();
         *made = Made { token: Some(token), copied, writes, ..core::mem::take(made) };
         self.free.pop();
-        Ok((used, first, index))
+        Ok((used, RawMapping { iova, word: index as u64, tag: common.number | Kind::NotCoherent.bits() }))
     }
 
-    fn is_mapped(&self, list: &[PhysSegment], len: u64, writes: bool) -> Result<bool, DmaMapError> {
-        let whole = |unit: u64| list.iter().all(|piece| (piece.phys.get() | piece.len) & unit == 0);
-        let line = self.line;
-        match (&self.mapped, &self.copies) {
-            (Some(_), Some(copies)) => Ok(len > copies.up_to && whole(copies.units[usize::from(writes)])),
-            (None, _) => Ok(false),
-            (Some(_), None) if writes && !whole(line - 1) => Err(DmaMapError::SharesLine { line }),
-            (Some(_), None) => Ok(true),
-        }
-    }
-
-    /// The last of the free places, emptied, with room for a list of `len` pieces, so that an unmap allocates nothing.
-    fn place_for(&mut self, len: usize) -> Result<usize, DmaMapError> {
-        let no_memory = |_| DmaMapError::OutOfMemory;
-        if self.free.is_empty() {
-            let places = self.made.len() + 1;
-            self.made.try_reserve(1).map_err(no_memory)?;
-            self.free.try_reserve(places).map_err(no_memory)?;
-            self.waiting.try_reserve(places - self.waiting.len()).map_err(no_memory)?;
-            self.free.push(self.made.len());
-            self.made.push(Made::default());
-        }
-        let index = self.free.last().copied().ok_or(DmaMapError::OutOfMemory)?;
-        let Made { memory, view, .. } = &mut self.made[index];
-        memory.clear();
-        view.clear();
-        memory.try_reserve(len).map_err(no_memory)?;
-        view.try_reserve(len).map_err(no_memory)?;
-        Ok(index)
-    }
-
-    pub(super) fn unmap(&mut self, index: usize) -> Result<Ended<(), ()>, NotUnmapped<()>> {
+    fn unmap_for(&mut self, _: &mut Common<X>, mapping: RawMapping) -> Unmapped {
+        let index = mapping.word as usize;
         let Some(token) = self.made[index].token.take() else { broken("a token is unmapped once") };
         if self.made[index].copied {
             // The copy is read in the call below; the driver knows that the device is done.
@@ -194,51 +230,30 @@ impl NotCoherent {
             Ok(Ended::Flushed(())) => {
                 self.waiting.push(index);
                 let lost = |error| NotUnmapped { mapping: None, waits: true, error };
-                self.commit().map(|_| Ended::Flushed(())).map_err(lost)
+                self.commit_all().map(|_| Ended::Flushed(())).map_err(lost)
             }
-            Err(NotUnmapped { mapping, waits, error }) => {
-                let back = mapping.is_some();
-                self.made[index].token = mapping;
+            Err(NotUnmapped { mapping: token, waits, error }) => {
+                let back = token.is_some();
+                self.made[index].token = token;
                 match (back, waits) {
                     (true, _) => {}
                     (false, true) => self.waiting.push(index),
                     // Its memory is never used again.
                     (false, false) => self.free.push(index),
                 }
-                Err(NotUnmapped { mapping: back.then_some(()), waits, error })
+                Err(NotUnmapped { mapping: back.then_some(mapping), waits, error })
             }
         }
     }
 
-    /// Commits both queues, and then ends all waiting mappings. Returns their number.
-    pub(super) fn commit(&mut self) -> Result<usize, DmaUnmapError> {
-        let queues = self.mapped.iter_mut().chain(self.copies.iter_mut().map(|copies| &mut copies.queue));
-        for queue in queues {
-            queue.commit_raw()?;
-        }
-        let count = self.waiting.len();
-        while let Some(index) = self.waiting.last().copied() {
-            // If this panics, it waits for the next commit.
-            self.end(index);
-            self.waiting.pop();
-        }
-        Ok(count)
-    }
-
-    /// Ends mapping `index`, which no device reaches.
-    fn end(&mut self, index: usize) {
-        if !self.made[index].copied {
-            self.invalidate(index);
-        }
-        self.free.push(index);
-    }
-
-    pub(super) fn sync(
+    fn sync_for(
         &self,
-        index: usize,
+        _: &Common<X>,
+        mapping: &RawMapping,
         side: Side,
         (offset, len): (u64, u64),
     ) -> Result<(), DmaUnmapError> {
+        let index = mapping.word as usize;
         if side == Side::Cpu {
             self.invalidate_part(index, offset, len);
         }
@@ -260,21 +275,16 @@ impl NotCoherent {
         }
     }
 
-    /// Invalidates the lines of a mapping that the device may have written.
-    fn invalidate(&self, index: usize) {
-        self.invalidate_part(index, 0, u64::MAX);
+    fn segments_for(&self, _: &Common<X>, mapping: &RawMapping) -> Option<&[DmaSegment]> {
+        Some(&self.made[mapping.word as usize].view)
     }
 
-    fn invalidate_part(&self, index: usize, offset: u64, len: u64) {
-        let made = &self.made[index];
-        if !made.writes {
-            return;
-        }
-        // The driver has loaded the device's completion, or a commit the hardware's.
-        fence(Ordering::Acquire);
-        // SAFETY: `invalidate`'s contract: it is memory, by clause 4 of the maker. Its lines are the mapping's only, as `is_mapped` checked, or as
-        // slots are; they were cleaned when it was mapped, or given to the device by a sync, and later stores of a CPU may be lost.
-        part(&made.memory, offset, len, |piece| unsafe { self.cache.invalidate(piece.phys, piece.len) });
+    fn commit_for(&mut self, _: &Common<X>) -> Result<usize, DmaUnmapError> {
+        self.commit_all()
+    }
+
+    fn waiting_for(&self, _: &Common<X>) -> usize {
+        self.waiting.len()
     }
 }
 

@@ -3,9 +3,13 @@
 
 use alloc::vec::Vec;
 
+use super::lane::{Common, Lane, Unmapped};
 use super::{DmaMapError, DmaUnmapError, Machine};
 use crate::addr::{Direction, DmaSegment, Iova, PhysAddr, PhysSegment};
 use crate::bounce::swiotlb::{Constraints, Swiotlb};
+use crate::dma::device::Side;
+use crate::dma::mapping::Kind;
+use crate::dma::{Ended, NotUnmapped, RawMapping};
 use crate::domain::MapListError;
 use crate::heap::Shared;
 
@@ -18,51 +22,13 @@ pub(super) struct Copies<X: Machine> {
     free: Vec<usize>,
 }
 
-#[derive(Debug, Clone, Copy)]
-pub(super) struct Copied {
-    pub(super) first: Iova,
-    pub(super) is_list: bool,
-    pub(super) word: u64,
-}
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Side {
-    Cpu,
-    Device,
-}
-
 impl<X: Machine> Copies<X> {
     pub(super) fn new(pool: Shared<Swiotlb<X::Platform, X::Memory>>, constraints: Constraints) -> Self {
         Self { pool, constraints, lists: Vec::new(), free: Vec::new() }
     }
 
-    /// Copies each piece of `list` into the pool. Allocates for a list of several pieces.
-    ///
     /// # Safety
-    /// As [`Swiotlb::map_piece`], clauses 1 and 2, for each piece, until the unmap has returned.
-    #[inline]
-    pub(super) unsafe fn map(
-        &mut self,
-        list: &[PhysSegment],
-        direction: Direction,
-        out: &mut [DmaSegment],
-    ) -> Result<(Copied, usize), DmaMapError> {
-        let (needed, room) = (list.len(), out.len());
-        match (list, &mut *out) {
-            ([], _) => Err(MapListError::EmptyList.into()),
-            ([piece], [place, ..]) => {
-                // SAFETY: clauses 1 and 2 are the caller's.
-                *place = unsafe { self.map_piece(*piece, direction) }?;
-                Ok((Copied { first: place.iova, is_list: false, word: place.len }, 1))
-            }
-            _ if room < needed => Err(MapListError::NoRoom { needed, room }.into()),
-            // SAFETY: clauses 1 and 2 are the caller's.
-            _ => unsafe { self.map_list(list, direction, &mut out[..needed]) },
-        }
-    }
-
-    /// # Safety
-    /// As [`map`](Self::map).
+    /// As [`Swiotlb::map_piece`], clauses 1 and 2, until the unmap has returned.
     #[inline]
     unsafe fn map_piece(&self, piece: PhysSegment, direction: Direction) -> Result<DmaSegment, DmaMapError> {
         // SAFETY: clauses 1 and 2 are the caller's.
@@ -70,15 +36,17 @@ impl<X: Machine> Copies<X> {
         Ok(DmaSegment { iova: Iova::new(mapped.phys.get()), len: mapped.len })
     }
 
+    /// Copies each piece of `list`, and returns the index of the list. Allocates.
+    ///
     /// # Safety
-    /// As [`map`](Self::map).
+    /// As [`map_piece`](Self::map_piece), for each piece.
     #[inline(never)]
     unsafe fn map_list(
         &mut self,
         list: &[PhysSegment],
         direction: Direction,
         out: &mut [DmaSegment],
-    ) -> Result<(Copied, usize), DmaMapError> {
+    ) -> Result<usize, DmaMapError> {
         let index = self.place_for(list.len())?;
         // If a call below panics, the mapped pieces leak, and the index with them.
         for (piece, place) in list.iter().zip(&mut *out) {
@@ -95,7 +63,7 @@ impl<X: Machine> Copies<X> {
                 }
             }
         }
-        Ok((Copied { first: out[0].iova, is_list: true, word: index as u64 }, list.len()))
+        Ok(index)
     }
 
     /// Takes a free place for a list of `len` pieces. It has room for them, and the list of free places has room for it: an unmap allocates nothing.
@@ -114,25 +82,9 @@ impl<X: Machine> Copies<X> {
         Ok(index)
     }
 
-    /// Ends a mapping.
-    ///
     /// # Safety
-    /// 1. It is an open mapping of this queue, for which no other call runs.
-    /// 2. Clauses 1 and 2 of its [map](Self::map) hold until this returns.
-    #[inline]
-    pub(super) unsafe fn unmap(&mut self, copied: Copied) -> Result<(), DmaUnmapError> {
-        match copied {
-            // SAFETY: clauses 1 and 2 are the caller's.
-            Copied { is_list: true, word, .. } => unsafe { self.unmap_list(word as usize) },
-            Copied { first, word: len, .. } => {
-                // SAFETY: clauses 1 and 2 are the caller's.
-                unsafe { self.pool.unmap_piece(PhysAddr::new(first.get()), len) }
-            }
-        }
-    }
-
-    /// # Safety
-    /// As [`unmap`](Self::unmap).
+    /// 1. It is an open list of this queue, for which no other call runs.
+    /// 2. Clauses 1 and 2 of [`map_piece`](Self::map_piece) hold until this returns.
     #[inline(never)]
     unsafe fn unmap_list(&mut self, index: usize) -> Result<(), DmaUnmapError> {
         let mut result = Ok(());
@@ -145,26 +97,76 @@ impl<X: Machine> Copies<X> {
         result
     }
 
-    pub(super) fn list(&self, index: usize) -> &[DmaSegment] {
-        &self.lists[index]
+    fn list(&self, mapping: &RawMapping) -> Option<usize> {
+        (mapping.kind() == Kind::Swiotlb { is_list: true }).then_some(mapping.word as usize)
     }
 
-    /// Copies `len` bytes from `offset` on of a mapping, as far as it has them.
-    ///
-    /// # Safety
-    /// As [`unmap`](Self::unmap), clauses 1 and 2.
-    pub(super) unsafe fn sync(
+    /// The pieces of a mapping that is a list.
+    fn pieces(&self, mapping: &RawMapping) -> Option<&[DmaSegment]> {
+        self.list(mapping).map(|index| &self.lists[index][..])
+    }
+}
+
+impl<X: Machine> Lane<X> for Copies<X> {
+    #[inline]
+    unsafe fn map_for(
+        &mut self,
+        queue: &Common<X>,
+        list: &[PhysSegment],
+        direction: Direction,
+        out: &mut [DmaSegment],
+    ) -> Result<(usize, RawMapping), DmaMapError> {
+        let (needed, room) = (list.len(), out.len());
+        let (iova, word, is_list) = match (list, &mut *out) {
+            ([], _) => return Err(MapListError::EmptyList.into()),
+            ([piece], [place, ..]) => {
+                // SAFETY: the pool's clauses are the caller's clause 2.
+                *place = unsafe { self.map_piece(*piece, direction) }?;
+                (place.iova, place.len, false)
+            }
+            _ if room < needed => return Err(MapListError::NoRoom { needed, room }.into()),
+            _ => {
+                // SAFETY: the pool's clauses are the caller's clause 2.
+                let index = unsafe { self.map_list(list, direction, &mut out[..needed]) }?;
+                (out[0].iova, index as u64, true)
+            }
+        };
+        Ok((needed, RawMapping { iova, word, tag: queue.number | Kind::Swiotlb { is_list }.bits() }))
+    }
+
+    fn unmap_for(&mut self, _: &mut Common<X>, mapping: RawMapping) -> Unmapped {
+        // SAFETY: the pool's clauses: this had the only token of the mapping, so no other unmap and, as they borrow it, no sync runs now or later
+        // (1). `map_raw`'s clause 2 holds until this returns (2).
+        let ended = unsafe {
+            match self.list(&mapping) {
+                Some(index) => self.unmap_list(index),
+                None => self.pool.unmap_piece(PhysAddr::new(mapping.iova.get()), mapping.word),
+            }
+        };
+        let lost = |error| NotUnmapped { mapping: None, waits: false, error };
+        ended.map(|()| Ended::Done(())).map_err(lost)
+    }
+
+    fn segments_for(&self, _: &Common<X>, mapping: &RawMapping) -> Option<&[DmaSegment]> {
+        self.pieces(mapping)
+    }
+
+    /// Copies the bytes of the part, as far as the mapping has them.
+    fn sync_for(
         &self,
-        pieces: &[DmaSegment],
+        _: &Common<X>,
+        mapping: &RawMapping,
         side: Side,
         (offset, len): (u64, u64),
     ) -> Result<(), DmaUnmapError> {
+        let one = [DmaSegment { iova: mapping.iova, len: mapping.word }];
         let (end, mut begins) = (offset.saturating_add(len), 0_u64);
-        for segment in pieces {
+        for segment in self.pieces(mapping).unwrap_or(&one) {
             let (first, last) = (offset.max(begins), end.min(begins.saturating_add(segment.len)));
             if first < last {
                 let phys = PhysAddr::new(segment.iova.get().wrapping_add(first - begins));
-                // SAFETY: clauses 1 and 2 are the caller's.
+                // SAFETY: the pool's clause 1: the mapping is borrowed, so it does not end meanwhile, and a queue is not `Sync`, so no two of its
+                // syncs meet. Clause 2 is `map_raw`'s clause 2, its maker's.
                 unsafe {
                     match side {
                         Side::Cpu => self.pool.piece_for_cpu(phys, last - first)?,

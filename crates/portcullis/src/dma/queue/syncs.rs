@@ -1,10 +1,9 @@
 //! Syncs of an open mapping, each by its lane: of the queue's own mappings alone.
 
-use super::swiotlb::Side;
-use super::{DmaUnmapError, Lane, Queue};
-use crate::addr::DmaSegment;
+use super::lane::{AnyLane, Lane, by_lane};
+use super::{DmaUnmapError, Queue};
 use crate::dma::Machine;
-use crate::dma::mapping::Kind;
+use crate::dma::device::Side;
 use crate::dma::{DmaBuffer, RawMapping};
 
 impl<X: Machine, B: DmaBuffer> Queue<X, B> {
@@ -41,42 +40,9 @@ impl<X: Machine, B: DmaBuffer> Queue<X, B> {
         side: Side,
         part: (u64, u64),
     ) -> Result<(), DmaUnmapError> {
-        if mapping.queue() != self.number {
+        if mapping.queue() != self.common.number {
             return Err(DmaUnmapError::OtherQueue);
         }
-        let ((offset, len), &RawMapping { iova, word, .. }) = (part, mapping);
-        let pool = match (&self.lane, mapping.kind()) {
-            (Lane::Bounce(device), Kind::Pool(_)) => device.pool(),
-            (Lane::Auto(ring), _) => {
-                return match side {
-                    Side::Cpu => ring.sync_for_cpu(mapping, offset, len),
-                    Side::Device => ring.sync_for_device(mapping, offset, len),
-                };
-            }
-            (Lane::NotCoherent(lane), Kind::NotCoherent) => {
-                return lane.sync(word as usize, side, part);
-            }
-            (Lane::Swiotlb(copies), Kind::Swiotlb { is_list }) => {
-                let one = [DmaSegment { iova, len: word }];
-                let pieces = if is_list { copies.list(word as usize) } else { &one[..] };
-                // SAFETY: as for the pool below.
-                return unsafe { copies.sync(pieces, side, part) };
-            }
-            _ => {
-                match side {
-                    Side::Cpu => self.device.sync_for_cpu(),
-                    Side::Device => self.device.sync_for_device(),
-                }
-                return Ok(());
-            }
-        };
-        // SAFETY: the pool's clause 1: the mapping is borrowed, so it does not end meanwhile, and a queue is not `Sync`, so no two of its syncs
-        // meet. Clause 2 is `map_raw`'s clause 2, its maker's.
-        unsafe {
-            match side {
-                Side::Cpu => pool.sync_for_cpu(iova, offset, len),
-                Side::Device => pool.sync_for_device(iova, offset, len),
-            }
-        }
+        by_lane!(&self.lane, lane => lane.sync_for(&self.common, mapping, side, part))
     }
 }

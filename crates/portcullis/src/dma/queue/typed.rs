@@ -4,10 +4,12 @@
 use alloc::vec::{Drain, Vec};
 use core::mem::ManuallyDrop;
 
-use super::{DmaMapError, DmaUnmapError, Lane, Machine, NotAllUnmapped, NotMapped, Queue, Side};
+use super::lane::{AnyLane, Lane, by_lane};
+use super::{DmaMapError, DmaUnmapError, Machine, NotAllUnmapped, NotMapped, Queue};
 use crate::addr::{Direction, DmaSegment, Iova, PhysSegment};
 use crate::bounce::error::inside;
 use crate::bounce::pool::Way;
+use crate::dma::device::Side;
 use crate::dma::mapping::Kind;
 use crate::dma::{DmaBuffer, Ended, Mapping, NotUnmapped, RawMapping};
 use crate::domain::DeviceView;
@@ -87,14 +89,17 @@ impl<X: Machine, B: DmaBuffer> Queue<X, B> {
     ) -> impl Iterator<Item = DmaSegment> + use<'a, X, B> {
         let whole = |iova| Some(DmaSegment { iova, len: mapping.len() });
         let (list, first) = (mapping.buffer().segments(), mapping.iova());
-        let translated = self.device.is_translated();
-        let granule = self.device.domain().granule();
-        let word = mapping.raw.word as usize;
-        let (one, listed, copies): (_, &[PhysSegment], &[DmaSegment]) = match (&self.lane, mapping.raw.kind())
-        {
-            _ if mapping.raw.queue() != self.number => (None, &[], &[]),
-            (Lane::Swiotlb(lane), Kind::Swiotlb { is_list: true }) => (None, &[], lane.list(word)),
-            (Lane::NotCoherent(lane), Kind::NotCoherent) => (None, &[], lane.view(word)),
+        let translated = self.common.device.is_translated();
+        let granule = self.common.device.domain().granule();
+        let (is_own, kind) = (mapping.raw.queue() == self.common.number, mapping.raw.kind());
+        let kept = if is_own {
+            by_lane!(&self.lane, lane => lane.segments_for(&self.common, &mapping.raw))
+        } else {
+            None
+        };
+        let (one, listed, copies): (_, &[PhysSegment], &[DmaSegment]) = match (kept, kind) {
+            _ if !is_own => (None, &[], &[]),
+            (Some(kept), _) => (None, &[], kept),
             (_, Kind::Swiotlb { .. }) => (whole(first), &[], &[]),
             _ => match mapping.raw.way_of_pool() {
                 Some(Way::Slot | Way::SingleUse | Way::Split) => (whole(first), &[], &[]),
@@ -244,7 +249,7 @@ impl<X: Machine, B: DmaBuffer> Queue<X, B> {
 
     /// Checks the part here, as a queue without copies does not look at it.
     fn sync_part(&self, mapping: &Mapping<B>, side: Side, part: (u64, u64)) -> Result<(), DmaUnmapError> {
-        if mapping.raw.queue() == self.number {
+        if mapping.raw.queue() == self.common.number {
             inside(mapping.iova(), mapping.len(), part)?;
         }
         self.sync(&mapping.raw, side, part)

@@ -7,7 +7,7 @@ use super::DmaDomain;
 use crate::addr::DeviceId;
 use crate::bounce::pool::DeviceProfile;
 use crate::dma::machine::DeviceOf;
-use crate::dma::queue::{Lane, Queue, QueueConfig};
+use crate::dma::queue::{AnyLane, Queue, QueueConfig};
 use crate::dma::{BufferPool, DmaBuffer, DmaOps, Machine, OpsConfig};
 use crate::domain::{Policy, PolicyError};
 use crate::heap::made;
@@ -26,7 +26,7 @@ pub struct Device<X: Machine> {
     pub(super) maintained: Option<MakeLane<X>>,
 }
 
-type MakeLane<X> = fn(&Device<X>, &QueueConfig) -> Result<Lane<X>, SetupError>;
+type MakeLane<X> = fn(&Device<X>, &QueueConfig) -> Result<AnyLane<X>, SetupError>;
 
 impl<X: Machine> Clone for Device<X> {
     fn clone(&self) -> Self {

@@ -8,7 +8,7 @@ use crate::bounce::pool::{BounceDevice, DeviceProfile};
 use crate::bounce::swiotlb::Constraints;
 use crate::dma::machine::{AdaptiveOf, CopyingOf, RingOf};
 use crate::dma::queue::swiotlb::Copies;
-use crate::dma::queue::{Lane, Queue, QueueConfig, Strategy};
+use crate::dma::queue::{AnyLane, Direct, Queue, QueueConfig, Strategy};
 use crate::dma::{AdaptiveRing, DmaBuffer, Machine, RawBatch, StrictRing, StrictRingConfig};
 use crate::heap::{boxed, boxed_in};
 use crate::setup::SetupError;
@@ -32,23 +32,23 @@ impl<X: Machine> Device<X> {
         &self,
         config: &QueueConfig,
         adaptive: Option<Box<AdaptiveOf<X>>>,
-    ) -> Result<Lane<X>, SetupError> {
+    ) -> Result<AnyLane<X>, SetupError> {
         if let Some(adaptive) = adaptive {
-            return Ok(Lane::Auto(adaptive));
+            return Ok(AnyLane::Auto(adaptive));
         }
         let translated = self.dma.is_translated();
         Ok(match config.strategy {
-            Strategy::Direct => Lane::Direct,
-            Strategy::Batch => Lane::Batch(RawBatch::new(&self.dma, config.batch_size())?),
-            Strategy::Ring => Lane::Ring(self.ring(config)?),
-            Strategy::Bounce if translated => Lane::Bounce(self.pool()?),
+            Strategy::Direct => AnyLane::Direct(Direct),
+            Strategy::Batch => AnyLane::Batch(RawBatch::new(&self.dma, config.batch_size())?),
+            Strategy::Ring => AnyLane::Ring(self.ring(config)?),
+            Strategy::Bounce if translated => AnyLane::Bounce(self.pool()?),
             Strategy::Bounce => {
                 let pool = self.domain.parts.swiotlb.as_ref().ok_or(SetupError::NoCopyMemory)?;
-                Lane::Swiotlb(boxed(Copies::new(pool.clone(), self.constraints()?))?)
+                AnyLane::Swiotlb(boxed(Copies::new(pool.clone(), self.constraints()?))?)
             }
-            Strategy::Auto if !translated => Lane::Direct,
+            Strategy::Auto if !translated => AnyLane::Direct(Direct),
             // There is no bounce memory.
-            Strategy::Auto => Lane::Ring(self.ring(config)?),
+            Strategy::Auto => AnyLane::Ring(self.ring(config)?),
         })
     }
 

@@ -10,7 +10,7 @@ use crate::bounce::pool::{BounceDevice, BouncePool, DeviceProfile, PoolConfig, P
 use crate::broken::broken;
 use crate::dma::queue::cleaned::Cleaned;
 use crate::dma::queue::not_coherent::{Copying, Inner, NotCoherent};
-use crate::dma::queue::{Lane, Machine, Queue, QueueConfig, Strategy};
+use crate::dma::queue::{AnyLane, Machine, Queue, QueueConfig, Strategy};
 use crate::heap::{Shared, boxed};
 use crate::mapper::Mapper;
 use crate::platform::{CacheMaintenance, CopyMemory, Platform};
@@ -31,7 +31,7 @@ type CleanedPool<X> = Pool<X, Cleaned<<X as Machine>::Memory>>;
 
 impl<X: Machine> Device<X> {
     /// Makes a lane around ordinary queues: one that maps, one that copies, or both.
-    pub(super) fn maintained(&self, config: &QueueConfig) -> Result<Lane<X>, SetupError> {
+    pub(super) fn maintained(&self, config: &QueueConfig) -> Result<AnyLane<X>, SetupError> {
         let (parts, strategy, translated) = (&*self.domain.parts, config.strategy, self.dma.is_translated());
         let cache = Arc::clone(parts.cache.as_ref().ok_or(SetupError::NoCacheMaintenance)?);
         let line = self.line;
@@ -50,7 +50,7 @@ impl<X: Machine> Device<X> {
                 let granule = self.dma.domain().granule().offset_mask();
                 let units = if self.profile.untrusted { [granule; 2] } else { [0, line - 1] };
                 let device = BounceDevice::new(pool, DeviceProfile { untrusted: true, ..profile })?;
-                let queue = Queue::<(_, _, _)>::new(alone.dma.clone(), Lane::Bounce(device), config)?;
+                let queue = Queue::<(_, _, _)>::new(alone.dma.clone(), AnyLane::Bounce(device), config)?;
                 Some(Copying { queue: boxed(queue)?, up_to, most, slot: 0, units })
             }
             _ => {
@@ -71,7 +71,7 @@ impl<X: Machine> Device<X> {
             Ok(boxed(alone.queue::<Infallible>(config.by(strategy))?)?)
         };
         let mapped = strategy_to_map.map(queue_to_map).transpose()?;
-        Ok(Lane::NotCoherent(boxed(NotCoherent::new(strategy, (cache, line), mapped, copies))?))
+        Ok(AnyLane::NotCoherent(boxed(NotCoherent::new(strategy, (cache, line), mapped, copies))?))
     }
 
     /// The domain's pool for non-coherent devices, which the first call makes.

@@ -1,0 +1,230 @@
+//! The strategies of a queue of a coherent device behind an IOMMU.
+
+use super::lane::{Common, Direct, Lane, Unmapped};
+use super::{DmaMapError, DmaUnmapError, Machine};
+use crate::addr::{Direction, DmaSegment, IovaRange, PhysSegment};
+use crate::bounce::pool::PoolMapping;
+use crate::dma::device::Side;
+use crate::dma::machine::{AdaptiveOf, BatchOf, CopyingOf, RingOf};
+use crate::dma::mapping::Kind;
+use crate::dma::told::Told;
+use crate::dma::{Ended, NotUnmapped, RawMapping};
+use crate::domain::{MapListError, UnmapError};
+
+impl<X: Machine> Lane<X> for Direct {
+    #[inline]
+    unsafe fn map_for(
+        &mut self,
+        queue: &Common<X>,
+        list: &[PhysSegment],
+        direction: Direction,
+        out: &mut [DmaSegment],
+    ) -> Result<(usize, RawMapping), DmaMapError> {
+        // SAFETY: clauses 1 and 3 are the caller's.
+        Ok(unsafe { queue.map_directly(list, direction, out) }?)
+    }
+
+    fn unmap_for(&mut self, queue: &mut Common<X>, mapping: RawMapping) -> Unmapped {
+        queue.unmap_directly(&mapping)
+    }
+}
+
+/// Mappings are made directly, and end with their batch.
+impl<X: Machine> Lane<X> for BatchOf<X> {
+    #[inline]
+    unsafe fn map_for(
+        &mut self,
+        queue: &Common<X>,
+        list: &[PhysSegment],
+        direction: Direction,
+        out: &mut [DmaSegment],
+    ) -> Result<(usize, RawMapping), DmaMapError> {
+        // SAFETY: clauses 1 and 3 are the caller's.
+        Ok(unsafe { queue.map_directly(list, direction, out) }?)
+    }
+
+    #[inline(always)]
+    fn unmap_for(&mut self, queue: &mut Common<X>, mapping: RawMapping) -> Unmapped {
+        if self.is_full() {
+            // A batch whose commit failed. This unmap cannot report it: a later commit does.
+            match self.commit() {
+                Ok(_) => self.told().take_back(),
+                Err(error) => return Err(NotUnmapped::of_commit(Some(mapping), error)),
+            }
+        }
+        let range = queue.pages(&mapping);
+        let used = range.map_or(0, IovaRange::len) - mapping.beside();
+        if let Err(error) = self.unlink(range, used) {
+            // If another caller had removed a part by number, the commit invalidates all of the range nevertheless. Still mapped parts are reached
+            // whatever the hardware confirms.
+            let waits = matches!(error, UnmapError::NotMapped { .. });
+            return Err(NotUnmapped { mapping: None, waits, error: error.into() });
+        }
+        if !self.is_full() {
+            return Ok(Ended::Pending);
+        }
+        match self.commit() {
+            Ok(_) => Ok(Ended::Flushed(())),
+            Err(error) => Err(NotUnmapped::of_commit(None, error)),
+        }
+    }
+
+    fn commit_for(&mut self, _: &Common<X>) -> Result<usize, DmaUnmapError> {
+        self.commit()
+    }
+
+    fn waiting_for(&self, _: &Common<X>) -> usize {
+        self.len()
+    }
+
+    fn told_for(&mut self, _: &Common<X>) -> Option<&mut Told> {
+        Some(self.told())
+    }
+}
+
+/// A list that is longer than the ring, and never fits into it, is mapped directly, and ends strictly.
+impl<X: Machine> Lane<X> for RingOf<X> {
+    #[inline]
+    unsafe fn map_for(
+        &mut self,
+        queue: &Common<X>,
+        list: &[PhysSegment],
+        direction: Direction,
+        out: &mut [DmaSegment],
+    ) -> Result<(usize, RawMapping), DmaMapError> {
+        // SAFETY: clauses 1 and 3 are the caller's.
+        match unsafe { self.map_list_sg(list, direction, out) } {
+            Ok((mapping, used)) => Ok((used, mapping)),
+            // SAFETY: clauses 1 and 3 are the caller's.
+            Err(DmaMapError::TooLong { .. }) => Ok(unsafe { queue.map_directly(list, direction, out) }?),
+            Err(error) => Err(error),
+        }
+    }
+
+    fn unmap_for(&mut self, queue: &mut Common<X>, mapping: RawMapping) -> Unmapped {
+        match mapping.kind() {
+            Kind::Alone => queue.unmap_strictly(&mapping),
+            _ => self.unmap(mapping),
+        }
+    }
+
+    fn commit_for(&mut self, _: &Common<X>) -> Result<usize, DmaUnmapError> {
+        self.commit()
+    }
+
+    fn waiting_for(&self, _: &Common<X>) -> usize {
+        self.waiting()
+    }
+
+    fn told_for(&mut self, _: &Common<X>) -> Option<&mut Told> {
+        Some(self.told())
+    }
+}
+
+impl<X: Machine> Lane<X> for CopyingOf<X> {
+    #[inline]
+    unsafe fn map_for(
+        &mut self,
+        queue: &Common<X>,
+        list: &[PhysSegment],
+        direction: Direction,
+        out: &mut [DmaSegment],
+    ) -> Result<(usize, RawMapping), DmaMapError> {
+        let (needed, room) = (list.len(), out.len());
+        if room < needed {
+            return Err(MapListError::NoRoom { needed, room }.into());
+        }
+        // SAFETY: the pool's clauses: 1 and 3 are the caller's clause 2, and 2 is clause 1.
+        let mapping = unsafe { self.map(list, direction, queue.attributes) }?;
+        Ok(of_pool(&mapping, queue.number, out))
+    }
+
+    #[inline]
+    fn unmap_for(&mut self, queue: &mut Common<X>, mapping: RawMapping) -> Unmapped {
+        // SAFETY: `unmap`'s clauses 1 and 3: this had the only token of the mapping, so no other unmap and, as they borrow it, no
+        // sync runs now or later. Clause 2: `map_raw`'s clause 2 holds until this returns.
+        let ended = unsafe { self.pool().unmap_by(queue.rule(), mapping.iova, mapping.word) };
+        queue.ended_copy(ended)
+    }
+
+    fn sync_for(
+        &self,
+        _: &Common<X>,
+        mapping: &RawMapping,
+        side: Side,
+        part: (u64, u64),
+    ) -> Result<(), DmaUnmapError> {
+        // SAFETY: the pool's clause 1: the mapping is borrowed, so it does not end meanwhile, and a queue is not `Sync`, so no two of its syncs
+        // meet. Clause 2 is `map_raw`'s clause 2, its maker's.
+        unsafe { side.sync(self.pool(), mapping.iova, part) }
+    }
+}
+
+impl<X: Machine> Lane<X> for AdaptiveOf<X> {
+    #[inline]
+    unsafe fn map_for(
+        &mut self,
+        queue: &Common<X>,
+        list: &[PhysSegment],
+        direction: Direction,
+        out: &mut [DmaSegment],
+    ) -> Result<(usize, RawMapping), DmaMapError> {
+        if list.len() > 1 {
+            // SAFETY: clauses 1 to 3 are the caller's; a queue is not `Sync`, so no two syncs meet.
+            if let Some((mapping, used)) = unsafe { self.map_in_ring(list, direction, out) }? {
+                return Ok((used, mapping));
+            }
+        }
+        if out.len() >= list.len()
+            // SAFETY: clauses 1 to 3 are the caller's; a queue is not `Sync`, so no two syncs meet.
+            && let Some(copied) = unsafe { self.copy_fast(list, direction, queue.attributes) }
+        {
+            return Ok(of_pool(&copied?, queue.number, out));
+        }
+        // SAFETY: clauses 1 to 3 are the caller's; a queue is not `Sync`, so no two syncs meet.
+        let (mapping, used) = unsafe { self.map_toward(list, direction, queue.attributes, out) }?;
+        Ok((used, mapping))
+    }
+
+    #[inline]
+    fn unmap_for(&mut self, queue: &mut Common<X>, mapping: RawMapping) -> Unmapped {
+        let kind = mapping.kind();
+        if matches!(kind, Kind::Pool(_)) && mapping.timed().is_none() {
+            // SAFETY: `unmap`'s clauses, as for a queue that copies.
+            let ended = unsafe { self.end_fast(mapping.iova, mapping.word) };
+            return queue.ended_copy(ended);
+        }
+        match self.unmap(mapping) {
+            Err(failed) if !kind.is_in_ring() => queue.ended_copy(Err(failed.error)),
+            ended => ended,
+        }
+    }
+
+    fn sync_for(
+        &self,
+        _: &Common<X>,
+        mapping: &RawMapping,
+        side: Side,
+        part: (u64, u64),
+    ) -> Result<(), DmaUnmapError> {
+        self.sync(mapping, side, part)
+    }
+
+    fn commit_for(&mut self, _: &Common<X>) -> Result<usize, DmaUnmapError> {
+        self.commit()
+    }
+
+    fn waiting_for(&self, _: &Common<X>) -> usize {
+        self.waiting()
+    }
+
+    fn told_for(&mut self, _: &Common<X>) -> Option<&mut Told> {
+        Some(self.told())
+    }
+}
+
+/// Writes the device's segments of a pool's mapping, and returns their number, with the mapping of `queue`.
+#[inline]
+fn of_pool(mapping: &PoolMapping<'_>, queue: u64, out: &mut [DmaSegment]) -> (usize, RawMapping) {
+    (mapping.write_segments(out), RawMapping::of_pool(mapping, queue))
+}
