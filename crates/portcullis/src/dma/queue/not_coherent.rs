@@ -112,6 +112,7 @@ impl NotCoherent {
     }
 
     /// Commits both queues, and then ends all waiting mappings. Returns their number.
+    #[inline(never)]
     fn commit_all(&mut self) -> Result<usize, DmaUnmapError> {
         let queues = self.mapped.iter_mut().chain(self.copies.iter_mut().map(|copies| &mut copies.queue));
         for queue in queues {
@@ -154,6 +155,8 @@ impl NotCoherent {
 
 /// The device reaches a list, or a copy of it.
 impl<X: Machine> Lane<X> for NotCoherent {
+    // Out of line, as its other calls: another lane's call has no part of this frame.
+    #[inline(never)]
     unsafe fn map_for(
         &mut self,
         common: &Common<X>,
@@ -210,6 +213,7 @@ impl<X: Machine> Lane<X> for NotCoherent {
         Ok((used, RawMapping { iova, word: index as u64, tag: common.number | Kind::NotCoherent.bits() }))
     }
 
+    #[inline(never)]
     fn unmap_for(&mut self, _: &mut Common<X>, mapping: RawMapping) -> Unmapped {
         let index = mapping.word as usize;
         let Some(token) = self.made[index].token.take() else { broken("a token is unmapped once") };
@@ -246,6 +250,7 @@ impl<X: Machine> Lane<X> for NotCoherent {
         }
     }
 
+    #[inline(never)]
     fn sync_for(
         &self,
         _: &Common<X>,
