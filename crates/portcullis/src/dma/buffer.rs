@@ -1,11 +1,11 @@
-//! Memory that a mapping owns: no one else uses it, and safe code stays sound whatever a device writes there.
+//! Memory that a mapping owns. Nothing else uses it, and safe code stays sound whatever a device writes there.
 
 use alloc::vec::Vec;
 
 use crate::addr::PhysSegment;
 use crate::heap::OutOfMemory;
 
-/// Memory that a device may be given. `portcullis_model::Buffer` is such memory of the software machine; a kernel has its own type:
+/// Memory that a device may access. `portcullis_model::Buffer` is such memory of the software machine; a kernel has its own type:
 ///
 /// ```
 /// use portcullis::addr::PhysSegment;
@@ -25,9 +25,9 @@ use crate::heap::OutOfMemory;
 ///     }
 /// }
 ///
-/// // SAFETY, by clause. 1: it is one of the machine's frames, and the domain copies by the same memory, if it does. 2: the frame is this
-/// // value's until it is dropped, and does not move with the value. 3 and 4: no safe code reaches the bytes. Code that is added for
-/// // access reads and writes the atomic words of `frames`.
+/// // SAFETY, by clause. 1: it is one of the machine's frames, and the domain copies by the same memory, if at all. 2: the frame is this
+/// // value's until it is dropped, and does not move with the value. 3 and 4: no safe code reaches the bytes. If you add accessors, let
+/// // them use the atomic words of `frames`.
 /// unsafe impl<F: Frames + 'static> DmaBuffer for Page<F> {
 ///     fn segments(&self) -> &[PhysSegment] {
 ///         &self.piece
@@ -49,25 +49,25 @@ use crate::heap::OutOfMemory;
 /// ```
 ///
 /// # Safety
-/// 1. It is the machine's memory, or the process's where the domain's mapper takes a process's addresses. If the domain has memory that
-///    [copies](crate::platform::CopyMemory), that reaches it by the same physical addresses; and so does, for a non-coherent device, the
-///    domain's [cache maintenance](crate::platform::CacheMaintenance).
+/// 1. It is the machine's memory, or the process's where the domain's mapper takes a process's addresses. The domain's
+///    [`CopyMemory`](crate::platform::CopyMemory), if any, reaches it by the same physical addresses, and so does its
+///    [`CacheMaintenance`](crate::platform::CacheMaintenance) for a non-coherent device.
 /// 2. [`segments`](Self::segments) names memory that belongs to this value only, and always the same until the value is dropped, wherever the
 ///    value itself is moved; for ever, if it is leaked.
-/// 3. Safe code that has the value stays sound while a device reads and writes that memory at any time: its accesses are atomic or volatile,
-///    or there are none. Under every policy except strict this goes for the value that an unmap gives back, too: there the device may go on
-///    for a while. Stores of a CPU while a non-coherent device may write are lost, or parts of them, as if the device had written the old
-///    bytes again.
-/// 4. Safe code that has a reference to the value (from [`Mapping::buffer`](crate::dma::Mapping::buffer)) stays sound while the domain's
-///    memory copies these bytes on another thread, for a sync: its accesses go by [words](crate::platform::words), and the bytes are in
-///    frames of that memory's own; or there are none.
+/// 3. Safe code that has the value stays sound while a device reads and writes that memory at any time: its accesses are atomic or volatile, or there
+///    are none. Under every policy except strict this includes the value that an unmap gives back: under these the device may still access it for a
+///    while. If a CPU stores while a non-coherent device may write, all or part of the store may be lost, as if the device had written the old bytes
+///    again.
+/// 4. Safe code that has a reference to the value (from [`Mapping::buffer`](crate::dma::Mapping::buffer)) stays sound while the domain's memory
+///    copies these bytes on another thread, for a sync: either there are no such accesses, or they go by [words](crate::platform::words) and the
+///    bytes lie in frames that the `CopyMemory` allocated.
 pub unsafe trait DmaBuffer: 'static {
-    /// The pieces of the memory, in the device's order. A piece has at least one byte, or a map refuses it; any alignment will do.
+    /// The pieces of the memory, in the device's order, of any alignment. A map refuses a piece without bytes.
     fn segments(&self) -> &[PhysSegment];
 }
 
 /// Several buffers that one mapping owns: a packet in pieces, or the pages of a read. The device gets them in order, as a list
-/// ([`Queue::segments`](super::Queue::segments)), and they come back together.
+/// ([`Queue::segments`](super::Queue::segments)).
 ///
 /// ```
 /// use portcullis::dma::{BufferList, DmaBuffer};
@@ -88,8 +88,7 @@ pub struct BufferList<B: DmaBuffer> {
 }
 
 impl<B: DmaBuffer> BufferList<B> {
-    /// Makes a list of buffers, each of which may have several pieces. A list without buffers has no piece, and a map refuses it. O(pieces).
-    /// Allocates.
+    /// Makes a list of buffers, each of which may have several pieces. A map refuses an empty list. O(pieces). Allocates.
     ///
     /// # Errors
     /// [`OutOfMemory`], with the buffers.
@@ -136,9 +135,9 @@ pub struct NotListed<B: DmaBuffer> {
 
 error_by_its_reason!([B: DmaBuffer] NotListed<B>);
 
-/// A buffer with a cookie, the driver's own word for it: the index of a descriptor, or the request to complete. The cookie is in the mapping
-/// ([`Mapping::buffer`](super::Mapping::buffer), [`Mapping::cookie_mut`](super::Mapping::cookie_mut)), and comes back with the buffer, also
-/// from a batch.
+/// A buffer with a cookie of the driver's: the index of a descriptor, or the request to complete. The cookie is in the mapping
+/// ([`Mapping::buffer`](super::Mapping::buffer), [`Mapping::cookie_mut`](super::Mapping::cookie_mut)), and comes back with the buffer, also from a
+/// batch.
 ///
 /// ```
 /// # #[cfg(feature = "std")]
@@ -183,12 +182,12 @@ impl<B: DmaBuffer, T> Tagged<B, T> {
         Self { buffer, cookie }
     }
 
-    /// The driver's word.
+    /// The cookie.
     pub fn cookie(&self) -> &T {
         &self.cookie
     }
 
-    /// The driver's word, to be changed: that of a mapping by [`Mapping::cookie_mut`](super::Mapping::cookie_mut).
+    /// The cookie, to change it. In a mapping use [`Mapping::cookie_mut`](super::Mapping::cookie_mut).
     pub fn cookie_mut(&mut self) -> &mut T {
         &mut self.cookie
     }
@@ -204,8 +203,7 @@ impl<B: DmaBuffer, T> Tagged<B, T> {
     }
 }
 
-// SAFETY: clauses 1 to 4 are the buffer's, which safe code reaches by value or by shared reference only; no device is given the cookie,
-// which changes nothing of the buffer.
+// SAFETY: clauses 1 to 4 are the buffer's, which safe code reaches by value or by shared reference only; no device reaches the cookie.
 unsafe impl<B: DmaBuffer, T> DmaBuffer for Tagged<B, T> {
     #[inline]
     fn segments(&self) -> &[PhysSegment] {

@@ -1,5 +1,5 @@
-//! Coherent memory: long-lived pages that CPU and device share, for rings and descriptors. They are freed only after the hardware has confirmed
-//! that no device reaches them, whatever the policy, and are leaked otherwise. (Under passthrough there is nothing to confirm.)
+//! Coherent memory: long-lived pages that CPU and device share, for rings and descriptors. Under every policy but passthrough they are freed only
+//! after the hardware has confirmed that no device reaches them, and leaked otherwise.
 
 use core::fmt;
 use core::mem::ManuallyDrop;
@@ -14,16 +14,14 @@ use crate::platform::words::{WORD, load_part, store_part, with_part};
 use crate::platform::{FRAME_SIZE, Frames, Platform, TABLE_ENTRIES};
 use crate::sync::{AtomicU64, Mutex, Ordering};
 
-/// The most bytes that are written under the lock at a time.
+/// The most bytes written under the lock at a time.
 const SLICE: usize = 64 * WORD;
 
-/// Zeroed whole pages that the CPU and one device share until this is dropped.
+/// Zeroed whole granules that the CPU and one device share until this value is freed or dropped.
 ///
 /// The device may read and write them at any time, so the CPU uses atomic words ([`word`](Self::word), [`as_slice`](Self::as_slice));
-/// [`read`](Self::read) and [`write`](Self::write) copy bytes by [words], too. The user of a [pointer](Self::as_ptr) is responsible for its
-/// accesses.
-///
-/// [words]: crate::platform::words
+/// [`read`](Self::read) and [`write`](Self::write) copy bytes by [words](crate::platform::words), too. The user of a [pointer](Self::as_ptr) is
+/// responsible for its accesses.
 pub struct CoherentMemory<F: Frames, M: Mapper, P: Platform> {
     // Dropped in `release` only, after the device is known not to reach them.
     device: ManuallyDrop<DmaDevice<M, P>>,
@@ -31,11 +29,11 @@ pub struct CoherentMemory<F: Frames, M: Mapper, P: Platform> {
     phys: PhysAddr,
     count: usize,
     iova: Iova,
-    /// Held by a CPU that writes, where a part of a word cannot be written in one step.
+    /// Held by a CPU that writes to uncached frames, where a part of a word cannot be written in one step.
     writing: Mutex<()>,
 }
 
-/// Where the memory is. Its bytes would be pages of text.
+/// Shows where the memory is, not its bytes.
 impl<F: Frames, M: Mapper, P: Platform> fmt::Debug for CoherentMemory<F, M, P> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("CoherentMemory")
@@ -56,19 +54,19 @@ impl<F: Frames, M: Mapper, P: Platform> CoherentMemory<F, M, P> {
     /// [`Unconfirmed`](MapListError::Unconfirmed) the frames are leaked, as the device may reach them.
     pub fn new(device: &DmaDevice<M, P>, frames: F, len: usize) -> Result<Self, MapListError> {
         let device = if F::UNCACHED {
-            // No cache ever holds any of it, so there is nothing to maintain.
+            // No cache ever holds any of it: there is nothing to maintain.
             &device.maintained()
         } else {
             device.maps()?;
             device
         };
-        // Whole granules: whatever shares one with the memory could be reached, too.
+        // Whole granules, as the device reaches all of each.
         let granule = if device.is_translated() { device.domain().granule().bytes() } else { FRAME_SIZE };
         let rounded = (len as u64).checked_next_multiple_of(granule).unwrap_or(u64::MAX);
         let count = usize::try_from(rounded / FRAME_SIZE).unwrap_or(usize::MAX);
         let phys = frames.alloc(count).ok_or(MapListError::NoFrames { frames: count })?;
         let len = count as u64 * FRAME_SIZE;
-        // If a call below panics, the device may reach the frames: then they are never freed.
+        // If a call below panics, or the result is `Unconfirmed`, the device may reach the frames: they are never freed.
         let frames = ManuallyDrop::new(frames);
         // SAFETY: `Domain::map`'s clauses: the frames are this value's, in whole granules (1), accessed as atomics only (2), and freed after a
         // strict unmap or never (3).
@@ -77,7 +75,6 @@ impl<F: Frames, M: Mapper, P: Platform> CoherentMemory<F, M, P> {
                 let (device, writing) = (ManuallyDrop::new(device.clone()), Mutex::default());
                 Ok(Self { device, frames, phys, count, iova, writing })
             }
-            // The device may reach them: they are never freed.
             Err(error @ MapListError::Unconfirmed { .. }) => Err(error),
             Err(error) => {
                 let frames = ManuallyDrop::into_inner(frames);
@@ -98,7 +95,7 @@ impl<F: Frames, M: Mapper, P: Platform> CoherentMemory<F, M, P> {
         self.phys
     }
 
-    /// The number of bytes: whole frames.
+    /// The number of bytes, in whole frames.
     pub fn size(&self) -> usize {
         self.words() * WORD
     }
@@ -108,7 +105,7 @@ impl<F: Frames, M: Mapper, P: Platform> CoherentMemory<F, M, P> {
         self.count * TABLE_ENTRIES
     }
 
-    /// The 64-bit word at `index`; `None` past the end. In [uncached](Frames::UNCACHED) frames not every machine has atomic read-modify-writes.
+    /// The 64-bit word at `index`; `None` past the end. Not every machine has atomic read-modify-writes in [uncached](Frames::UNCACHED) frames.
     pub fn word(&self, index: usize) -> Option<&AtomicU64> {
         if index >= self.words() {
             return None;
@@ -123,8 +120,8 @@ impl<F: Frames, M: Mapper, P: Platform> CoherentMemory<F, M, P> {
 
     /// Copies the bytes from `offset` on to `out`, word by word; `None`, with nothing copied, if some of them do not exist.
     ///
-    /// If a device is writing them, each word is an old or a new one. After the CPU has read that the device is done,
-    /// [`DmaDevice::sync_for_cpu`] orders this read after that one. O(`out.len()`); never waits.
+    /// If a device is writing them, each word is an old or a new one. After reading that the device is done, call [`DmaDevice::sync_for_cpu`] first:
+    /// it orders this read after that one. O(`out.len()`); never waits.
     #[must_use = "`None` says that nothing was copied"]
     pub fn read(&self, offset: usize, out: &mut [u8]) -> Option<()> {
         self.each_word(offset, out.len(), |word, at, part| {
@@ -135,14 +132,16 @@ impl<F: Frames, M: Mapper, P: Platform> CoherentMemory<F, M, P> {
     /// Copies `bytes` to the memory from `offset` on, word by word; `None`, with nothing copied, if some of the memory does not exist.
     /// O(`bytes.len()`).
     ///
-    /// The other bytes of a word stay as they are, even if the device or another CPU writes them meanwhile. Before the CPU tells the device,
-    /// [`DmaDevice::sync_for_device`] orders that after this write.
+    /// The other bytes of a word stay as they are, even if the device or another CPU writes them meanwhile. Call [`DmaDevice::sync_for_device`]
+    /// before telling the device: it orders that store after this write.
     ///
-    /// **In [uncached](Frames::UNCACHED) frames** a partly written word is loaded and stored again, as atomic read-modify-writes may not be
-    /// used there. Calls of this on several CPUs do not lose each other's bytes, but a store of the device, or to a [`word`](Self::word), to the
-    /// rest of the word in between is lost. So a driver writes words that the device writes, too, as whole words, and when it is its turn.
+    /// **In [uncached](Frames::UNCACHED) frames** a partly written word is loaded and stored, as a machine may have no atomic read-modify-writes
+    /// there. Several CPUs' calls do not lose each other's bytes, but a store in between to the rest of the word, by the device or to a
+    /// [`word`](Self::word), is lost. So a driver writes words that the device also writes only as a whole, and only when the protocol gives them to
+    /// the driver.
     ///
-    /// Context: never waits for hardware. In uncached frames this takes a lock with a CPU lent, for 64 words at a time: the caller holds no CPU.
+    /// Context: never waits for hardware. In uncached frames this takes a lock on a CPU that the platform lends, for 64 words at a time: the caller
+    /// holds no CPU.
     #[must_use = "`None` says that nothing was copied"]
     pub fn write(&self, offset: usize, bytes: &[u8]) -> Option<()> {
         if !F::UNCACHED {
@@ -170,15 +169,14 @@ impl<F: Frames, M: Mapper, P: Platform> CoherentMemory<F, M, P> {
         Some(())
     }
 
-    /// The CPU's address of the [`size`](Self::size) bytes, if all frames are adjacent in its address space; `None` if not, and then only the
-    /// methods above reach all of them. O(frames).
+    /// The CPU's address of the [`size`](Self::size) bytes; `None` if the frames are not adjacent in its address space. O(frames).
     ///
     /// The pointer is valid until this value is freed or dropped. A device may change the memory at any time, so accesses by the pointer must
     /// be atomic or volatile, and references by it only to atomics.
     pub fn as_ptr(&self) -> Option<NonNull<u8>> {
         let mut first = None;
         for index in 0..self.count {
-            // Exposed, as the returned pointer reaches all frames, while each is borrowed separately.
+            // Exposed provenance: the pointer reaches all frames, and no single `&Table` covers more than one.
             let at = core::ptr::from_ref(self.word(index * TABLE_ENTRIES)?).expose_provenance();
             let first = *first.get_or_insert(at);
             if at.checked_sub(first)? != index * FRAME_SIZE as usize {
@@ -188,9 +186,9 @@ impl<F: Frames, M: Mapper, P: Platform> CoherentMemory<F, M, P> {
         NonNull::new(core::ptr::with_exposed_provenance_mut(first?))
     }
 
-    /// All words as one slice, if [`as_ptr`](Self::as_ptr) finds the frames adjacent; `None` otherwise. O(frames).
+    /// All words as one slice; `None` if the frames are not adjacent, as for [`as_ptr`](Self::as_ptr). O(frames).
     ///
-    /// The device may change a word at any time, so they are atomics. [`word`](Self::word)'s rules hold for each.
+    /// The device may change a word at any time. [`word`](Self::word)'s rules hold for each.
     ///
     /// ```
     /// # #[cfg(feature = "std")]
@@ -225,8 +223,8 @@ impl<F: Frames, M: Mapper, P: Platform> CoherentMemory<F, M, P> {
         Some(unsafe { core::slice::from_raw_parts(first.as_ptr().cast(), self.words()) })
     }
 
-    /// Calls `f` for each word that holds some of the `len` bytes from `offset` on: with the number of these bytes before the word, and the range
-    /// of the word's own bytes among them.
+    /// Calls `f` for each word that holds some of the `len` bytes from `offset` on: with the number of these bytes before the word, and their range
+    /// in the word.
     fn each_word(
         &self,
         offset: usize,
@@ -245,7 +243,7 @@ impl<F: Frames, M: Mapper, P: Platform> CoherentMemory<F, M, P> {
         Some(())
     }
 
-    /// Unmaps the memory, and frees it when no device reaches it. Strict under every policy: a freed page may have any owner next.
+    /// Unmaps the memory, strictly under every policy, and frees it: a freed page may have any owner next.
     ///
     /// Context: waits for one invalidation. The caller holds no lock and no CPU.
     ///
@@ -279,7 +277,7 @@ impl<F: Frames, M: Mapper, P: Platform> CoherentMemory<F, M, P> {
 
 impl<F: Frames, M: Mapper, P: Platform> Drop for CoherentMemory<F, M, P> {
     fn drop(&mut self) {
-        // On failure the memory leaks; a drop cannot report it.
+        // On failure the memory leaks.
         let _ = self.release();
     }
 }

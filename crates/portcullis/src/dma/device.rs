@@ -1,5 +1,5 @@
-//! A device with its domain, and its mappings by number. A mapping is open to the device, with all of its pages, from the map until an unmap has
-//! kept the promise of the device's policy.
+//! A device with its domain, which maps by address. A device reaches all pages of a mapping from the map until an unmap has kept the policy's
+//! promise.
 
 use core::fmt;
 
@@ -13,17 +13,16 @@ use crate::mapper::Mapper;
 use crate::platform::{CopyMemory, Platform};
 use crate::sync::{Ordering, fence};
 
-/// A device attached to a domain, with the limits of its addresses. Cheap to clone; a clone is the same device.
+/// A device attached to a domain, and the highest address that it can use. Cheap to clone; a clone is the same device.
 ///
 /// Its mappings end by the domain's policy, or by one of its own ([`set_policy`](Self::set_policy)).
 ///
-/// These methods trust their caller in two things, which a [`Queue`](super::Queue) keeps track of itself. First, that the memory is the
-/// caller's to open: memory safety rests on it, so the methods that open are unsafe. Second, that a mapping is unmapped once, as a whole, by
-/// one CPU, and by its owner. Memory safety does not rest on that, as an unmap only closes. But a caller that ends another's mapping frees
-/// its address: the owner may then end the next mapping there, whose device loses its accesses.
+/// These methods rely on the caller for two things that a [`Queue`](super::Queue) tracks by itself. First, the caller may let devices access the
+/// memory: memory safety rests on this, so the methods that map are unsafe. Second, a mapping is unmapped once, as a whole, by one CPU, and by its
+/// owner. Memory safety does not rest on this, as an unmap only removes access. But a caller that ends another's mapping frees its address: the owner
+/// may then end the next mapping there, whose device loses its access.
 ///
-/// The `DmaDevice` of a [non-coherent device](super::Device::not_coherent) maps nothing ([`MapListError::NotCoherent`]): such a device maps by
-/// its queues.
+/// The `DmaDevice` of a [non-coherent device](super::Device::not_coherent) maps nothing ([`MapListError::NotCoherent`]): its queues do.
 ///
 /// Context: any number of CPUs may call its methods at once. For waits see [`Domain::map`] and [`Domain::unmap`].
 pub struct DmaDevice<M: Mapper, P: Platform> {
@@ -52,7 +51,7 @@ impl<M: Mapper, P: Platform> Clone for DmaDevice<M, P> {
 }
 
 impl<M: Mapper, P: Platform> DmaDevice<M, P> {
-    /// Makes a device that can put addresses up to `mask` on the bus (`u32::MAX` for a 32-bit device). Allocates.
+    /// Makes a device that can use addresses up to `mask` (`u32::MAX` for a 32-bit device). Allocates.
     ///
     /// # Errors
     /// [`OutOfMemory`].
@@ -60,12 +59,12 @@ impl<M: Mapper, P: Platform> DmaDevice<M, P> {
         Ok(Self { domain, limit: mask, mask, exception: Shared::new(AtomicPolicy::new(None))? })
     }
 
-    /// The handle of a non-coherent device, which maps nothing.
+    /// A handle that maps nothing, for a non-coherent device.
     pub(super) fn not_coherent(self) -> Self {
         Self { limit: 0, ..self }
     }
 
-    /// A handle that maps, for callers that maintain the caches.
+    /// A handle that maps although the device is non-coherent, for callers that do the cache maintenance.
     pub(super) fn maintained(&self) -> Self {
         Self { limit: self.mask, ..self.clone() }
     }
@@ -75,14 +74,14 @@ impl<M: Mapper, P: Platform> DmaDevice<M, P> {
         self.limit == self.mask
     }
 
-    /// The present policy for the end of the device's mappings.
+    /// The policy by which the device's mappings end now.
     pub fn policy(&self) -> Policy {
         self.exception.get().unwrap_or_else(|| self.domain.policy())
     }
 
     /// Gives the device a policy of its own, or, with `None`, its domain's again, while I/O runs. When the call returns, the stricter of the two
-    /// promises holds, as [`Domain::set_policy`] says, for every mapping of the device that ends by a policy: by this handle and its clones, or by
-    /// a [queue](super::Queue). (A flush, if needed, is of the whole domain.)
+    /// promises holds, as [`Domain::set_policy`] says, for every mapping of the device that ends by a policy: by this handle, its clones or a
+    /// [queue](super::Queue). (A flush, if needed, is of the whole domain.)
     ///
     /// # Errors
     /// As [`Domain::set_policy`]: no device has passthrough in a domain that translates.
@@ -90,7 +89,7 @@ impl<M: Mapper, P: Platform> DmaDevice<M, P> {
         self.domain.change(&self.exception, policy)
     }
 
-    /// The policy of its own, for callers that end its mappings.
+    /// The device's own policy, if it has one.
     #[inline]
     pub(super) fn exception(&self) -> &AtomicPolicy {
         &self.exception
@@ -101,7 +100,7 @@ impl<M: Mapper, P: Platform> DmaDevice<M, P> {
         &self.domain
     }
 
-    /// The highest address that the device can put on the bus.
+    /// The highest address that the device can use.
     pub fn mask(&self) -> u64 {
         self.mask
     }
@@ -114,15 +113,14 @@ impl<M: Mapper, P: Platform> DmaDevice<M, P> {
         self.domain.is_translated()
     }
 
-    /// Maps `len` bytes at `phys`, and returns the address for the device. The whole pages around the buffer become reachable. Cost and context as
-    /// for [`Domain::map`].
+    /// Maps `len` bytes at `phys`, and returns the address for the device, which reaches the whole pages. Cost and context as for [`Domain::map`].
     ///
     /// # Errors
     /// [`MapListError`], with nothing mapped.
     ///
     /// # Safety
-    /// As for [`Domain::map`], clauses 1 to 3. Under passthrough the device reaches all memory, mapped or not: the caller that attached it
-    /// so is responsible.
+    /// As for [`Domain::map`], clauses 1 to 3. Under passthrough the device reaches all memory, mapped or not: the caller that attached it so is
+    /// responsible.
     pub unsafe fn map_single(
         &self,
         phys: PhysAddr,
@@ -142,7 +140,7 @@ impl<M: Mapper, P: Platform> DmaDevice<M, P> {
     /// of this handle.
     ///
     /// # Errors
-    /// [`UnmapError`]: the policy's promise is not kept.
+    /// [`UnmapError`]: the device may still reach the memory, unless the error says otherwise.
     #[inline]
     pub fn unmap_single(&self, iova: Iova, len: u64) -> Result<(), UnmapError> {
         match self.range_to_unmap(iova, len)? {
@@ -157,18 +155,17 @@ impl<M: Mapper, P: Platform> DmaDevice<M, P> {
         self.end_beside(range, range.len().saturating_sub(used))
     }
 
-    /// As [`end`](Self::end), for a buffer with `neighbours` bytes beside it in its pages.
+    /// As [`end`](Self::end), for a buffer that leaves `neighbours` bytes of its pages to others.
     #[inline]
     pub(super) fn end_beside(&self, range: IovaRange, neighbours: u64) -> Result<(), UnmapError> {
         self.domain.end(range, Ending { neighbours, exception: Some(&self.exception) }, |_| ())
     }
 
-    /// Maps a scatter-gather list with one allocation of addresses, and writes the device's segments to `out`: touching ones are merged. Returns
-    /// their number, at most `list.len()`; `out` must have room for that many. Cost and context as for [`Domain::map`].
+    /// Maps a scatter-gather list to one range, and writes the device's segments to `out`: touching ones are merged. Returns their number, at most
+    /// `list.len()`; `out` must have room for that many. Cost and context as for [`Domain::map`].
     ///
     /// # Errors
-    /// [`MapListError`], with nothing mapped: the list is mapped as a whole or not at all. After [`MapListError::Unconfirmed`] devices may reach
-    /// entries of it.
+    /// [`MapListError`]: the list is mapped as a whole or not at all. After [`MapListError::Unconfirmed`] devices may reach entries of it.
     ///
     /// # Safety
     /// As for [`map_single`](Self::map_single), for each segment.
@@ -229,18 +226,17 @@ impl<M: Mapper, P: Platform> DmaDevice<M, P> {
 
     /// Makes the device's writes visible to the CPU, for memory that stays mapped.
     ///
-    /// It orders the CPU's later reads after its reads of the device's completion, by a fence. (A non-coherent device's mappings are synced by their
-    /// queues.)
+    /// A fence orders the CPU's later reads after its reads of the device's completion. (Queues sync the mappings of a non-coherent device.)
     ///
-    /// The fence is one between CPUs, as is that of [`sync_for_device`](Self::sync_for_device). The kernel's own access to a register of the device
+    /// This fence, and that of [`sync_for_device`](Self::sync_for_device), is one between CPUs. The kernel's own access to a register of the device
     /// orders the rest. A non-coherent device that polls memory may lie outside of the CPUs' domain, as on Arm: there the driver adds the kernel's
     /// barrier for devices (`dmb osh`).
     pub fn sync_for_cpu(&self) {
         fence(Ordering::Acquire);
     }
 
-    /// Makes the CPU's writes visible to the device, for memory that stays mapped: orders the CPU's earlier writes before the store by which it tells
-    /// the device, by a fence.
+    /// Makes the CPU's writes visible to the device, for memory that stays mapped: a fence orders them before the store by which the CPU tells the
+    /// device.
     pub fn sync_for_device(&self) {
         fence(Ordering::Release);
     }
@@ -252,16 +248,15 @@ impl<M: Mapper, P: Platform> DmaDevice<M, P> {
         }
     }
 
-    /// The address of a segment that the device reaches without a translation. `None` where translations are needed, and where
-    /// [`map_list`](Self::map_list) reports why it cannot reach the segment.
+    /// The address of a segment that the device reaches without a translation. `None` if it needs one, or cannot reach the segment:
+    /// [`map_list`](Self::map_list) reports why.
     #[inline]
     pub(super) fn passed_through(&self, segment: PhysSegment) -> Option<Iova> {
         let reached = !self.is_translated() && segment.last().is_ok_and(|last| last.get() <= self.limit);
         reached.then(|| Iova::new(segment.phys.get()))
     }
 
-    /// The fast path: maps one segment, and returns its pages. Otherwise returns `None` with nothing changed, and [`map_list`](Self::map_list) maps
-    /// it or says why not.
+    /// The fast path: maps one segment, and returns its pages. `None`, with nothing changed: [`map_list`](Self::map_list) maps it or says why not.
     ///
     /// # Safety
     /// As for [`map_single`](Self::map_single).
@@ -287,7 +282,7 @@ impl<M: Mapper, P: Platform> DmaDevice<M, P> {
     ///
     /// # Safety
     /// As for [`map_single`](Self::map_single), for each segment.
-    // Out of line: the fast path of one segment stands before it.
+    // Out of line: it is the slow path for one segment.
     #[inline(never)]
     pub(super) unsafe fn map_list(
         &self,
@@ -334,10 +329,9 @@ impl<M: Mapper, P: Platform> DmaDevice<M, P> {
             return Ok(None);
         };
         if !self.is_translated() {
-            // The segments lie in any order of memory, and nothing needs an unmap.
+            // The segments lie in any order, and nothing needs an unmap.
             return Ok(Some((first.iova, first.len)));
         }
-        // The segments of one list lie in one range of pages, in order.
         let distance = last.iova.offset_from(first.iova);
         let len = distance.and_then(|distance| distance.checked_add(last.len));
         let wrong = UnmapError::NoSuchRange { iova: first.iova, len: last.len };
@@ -373,7 +367,7 @@ impl Side {
     }
 }
 
-/// The sum of lengths. Memory safety does not depend on them.
+/// Saturates: memory safety does not depend on the sum.
 #[inline]
 pub(super) fn bytes_of(lens: impl Iterator<Item = u64>) -> u64 {
     lens.fold(0, u64::saturating_add)

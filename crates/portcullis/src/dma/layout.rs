@@ -1,9 +1,9 @@
-//! A list of memory segments as the device sees it.
+//! The device's view of a list of memory segments.
 
 use crate::addr::{DmaSegment, Iova, PageSize, PhysSegment, touch};
 use crate::domain::DeviceView;
 
-/// Writes the device's view of `list`, which has `used` bytes, to `out`, and returns the number of segments, or `None` if `out` is too short. See
+/// Writes the device's view of `list`, which has `used` bytes, to `out`. Returns the number of segments; `None` if `out` is too short. See
 /// [`DeviceView::new`].
 #[inline]
 pub(super) fn device_view(
@@ -13,7 +13,6 @@ pub(super) fn device_view(
     granule: PageSize,
     out: &mut [DmaSegment],
 ) -> Option<usize> {
-    // Most lists touch.
     if let (Some(base), [first, ..]) = (base, list)
         && touch(list, granule)
     {
@@ -24,7 +23,7 @@ pub(super) fn device_view(
     view_apart(list, base, granule, out)
 }
 
-/// The same, piece by piece, for a list that need not touch.
+/// As [`device_view`], segment by segment, for a list that need not touch.
 #[inline]
 pub(super) fn view_apart(
     list: &[PhysSegment],

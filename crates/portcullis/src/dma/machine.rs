@@ -1,4 +1,4 @@
-//! [`Machine`]: mapper, platform and memory as one parameter, so that all parts of a queue agree on them.
+//! [`Machine`]: mapper, platform and memory as one type parameter.
 
 use core::convert::Infallible;
 
@@ -9,14 +9,14 @@ use crate::dma::{AdaptiveRing, DmaDevice, RawBatch, StrictRing};
 use crate::mapper::Mapper;
 use crate::platform::{CopyMemory, Frames, Platform, Table};
 
-/// The base of drivers' queues in one parameter: `struct Nic<X: Machine> { rx: Queue<X, Frame>, .. }`.
+/// The three types behind a queue (mapper, platform, memory) as one parameter: `struct Nic<X: Machine> { rx: Queue<X, Frame>, .. }`.
 ///
-/// A kernel names its own once (`enum Kernel {}`, with [`build_as`](super::DomainBuilder::build_as)). Others use the tuple of the three, which
-/// [`build`](super::DomainBuilder::build) returns.
+/// A kernel names its own once (`enum Kernel {}`, with [`build_as`](super::DomainBuilder::build_as)). Without a name, use the tuple of the three,
+/// which [`build`](super::DomainBuilder::build) returns.
 ///
-/// A driver in a `static` has a concrete type, so all three are named. Over an IOMMU that walks tables the mapper is a
-/// [`TableMapper<F, Q, X>`](crate::mapper::TableMapper): of the kernel's frames, the unit's queue, and the tables' layout. (The units of
-/// `portcullis-hw` have a name for theirs, `UnitTables<X, U>`.)
+/// A driver in a `static` needs a concrete type: name all three. For an IOMMU that walks tables the mapper is a
+/// [`TableMapper<F, Q, X>`](crate::mapper::TableMapper) of frames, the unit's queue, and the table format. (`portcullis-hw` calls that of its units
+/// `UnitTables<X, U>`.)
 ///
 /// ```
 /// # #[cfg(feature = "std")]
@@ -64,7 +64,7 @@ pub trait Machine: 'static {
     type Mapper: Mapper;
     /// CPUs, the clock, the timer.
     type Platform: Platform;
-    /// Copies, for strategies that copy. Without any it is [`Infallible`], which has no value. A clone is the same memory.
+    /// Copies, for strategies that copy; [`Infallible`], which has no value, if none does. A clone is the same memory.
     type Memory: CopyMemory + Clone;
 }
 
@@ -82,7 +82,7 @@ pub(in crate::dma) type CopyingOf<X> =
 pub(in crate::dma) type AdaptiveOf<X> =
     AdaptiveRing<<X as Machine>::Mapper, <X as Machine>::Platform, <X as Machine>::Memory, Clock>;
 
-/// The memory of a machine that copies nothing: there is none.
+/// The memory of a machine that copies nothing.
 // SAFETY: there is no value to call a method of.
 unsafe impl Frames for Infallible {
     fn alloc(&self, _: usize) -> Option<PhysAddr> {

@@ -1,5 +1,4 @@
-//! The token of a mapping, and the results of its unmap. A mapping cannot be copied, and only its queue ends it; a dropped one stays mapped, and
-//! its buffer is leaked.
+//! The token of a mapping, and the results of its unmap.
 
 use alloc::vec::Drain;
 use core::convert::Infallible;
@@ -14,12 +13,12 @@ use crate::broken::broken;
 use crate::domain::MapListError;
 use crate::sync::unique;
 
-/// One of the two ways to give a device a buffer.
+/// How a device gets a buffer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Choice {
     /// Through a bounce buffer that stays mapped.
     Copy,
-    /// By a translation of its own.
+    /// Through the IOMMU, not copied.
     Map,
 }
 
@@ -40,57 +39,56 @@ impl Choice {
     }
 }
 
-/// A mapping by number, until it is unmapped: by its [`Queue`](super::Queue::unmap_raw), or, with the feature `parts`, by its `StrictRing` or
-/// `AdaptiveRing`.
+/// A mapping by address. Its [`Queue`](super::Queue::unmap_raw) unmaps it, or, with the feature `parts`, its `StrictRing` or `AdaptiveRing`.
 ///
-/// It cannot be copied, so each is unmapped once. **If it is dropped, the memory stays open** to the device, as that of a [`Mapping`] does.
-// Store forwarding: a load that combines several stores, such as an enum's tag and its bytes, stalls for about 15 cycles. So all mappings have
-// the same words; a map stores them one by one, and an unmap loads them one by one. If an unmap passed the mapping's address to a function, the
-// compiler would first copy the mapping, two words in a load.
+/// It cannot be copied, so each is unmapped once. **If it is dropped, the device keeps its access**, as with a [`Mapping`].
+// Store forwarding: a load that combines several stores, such as an enum's tag and its bytes, stalls for about 15 cycles. So all mappings have the
+// same words, which a map stores and an unmap loads one by one. If an unmap passed the mapping's address to a function, the compiler would first copy
+// the mapping, two words in a load.
 #[derive(Debug, PartialEq, Eq)]
 #[must_use = "a mapping that is dropped stays open to the device: give it to `unmap_raw` of its queue"]
 pub struct RawMapping {
     pub(super) iova: Iova,
-    /// By [kind](Kind): its [pages](Self::in_pages), its length, or an index.
+    /// Its meaning depends on the [kind](Kind): [pages](Self::in_pages), a length, or an index.
     pub(super) word: u64,
     /// The number of the queue, with the [kind](Kind) in its lowest bits.
     pub(super) tag: u64,
 }
 
-/// The bits of a [kind](Kind), below the number of a queue.
+/// The bits of a tag below the number of a queue.
 const KIND_BITS: u32 = 16;
 
 /// A number that no other queue has, with its [lowest bits](KIND_BITS) 0.
 pub(super) fn number() -> u64 {
-    // Programs do not make 2^48 of them.
+    // No program makes 2^48 queues.
     unique() << KIND_BITS
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Kind {
-    /// In a ring. Its word has the pages.
+    /// In a ring. The word has the pages.
     Ring,
-    /// By itself, without a ring or a pool. Its word has the pages.
+    /// Without a ring or a pool. The word has the pages.
     Alone,
-    /// In a ring, with slots in place of its ends. Its word has the pages, and the number of its list in place of the bytes beside it.
+    /// In a ring, with slots in place of its ends. The word has the pages, and the number of the list in place of the neighbour bytes.
     Cut,
-    /// By the pool of the domain. Its word is the length.
+    /// By the domain's pool. The word is the length.
     Pool(Way),
-    /// By the pool of a machine without an IOMMU. Its word is the length of one piece, or the index of a list in the queue.
+    /// By the pool of a machine without an IOMMU. The word is the length of one piece, or the index of a list in the queue.
     Swiotlb { is_list: bool },
-    /// By a queue of a non-coherent device, which keeps the rest. Its word is an index.
+    /// By a queue of a non-coherent device, which keeps the rest. The word is an index.
     NotCoherent,
 }
 
 impl Kind {
-    // Those of an untimed mapping in a ring and by itself are compared together with the queue's number.
+    // Fast paths compare a tag with `number | RING` or `number | ALONE` in one step, so an untimed mapping of these kinds has no other bits.
     pub(super) const RING: u64 = 0;
     pub(super) const ALONE: u64 = 1;
     const CUT: u64 = 2;
     const POOL: u64 = 3;
     const SWIOTLB: u64 = 4;
     const NOT_COHERENT: u64 = 5;
-    // Where these fields begin: the way, of three bits; whether the mapping was timed, of two; and the class.
+    // Bits of a tag: 0-2 kind; 3-5 way; 6-7 timed; 8-15 class; 16-63 number of the queue.
     const WAY: u32 = 3;
     const TIMED: u32 = 6;
     const CLASS: u32 = 8;
@@ -107,7 +105,7 @@ impl Kind {
         }
     }
 
-    /// The kind of a word whose lowest [`KIND_BITS`] are its [`bits`](Self::bits); `None` for bits of no kind.
+    /// The kind in a tag; `None` if there is no such kind.
     #[inline]
     fn of(bits: u64) -> Option<Self> {
         let number = bits >> Self::WAY & 7;
@@ -138,12 +136,12 @@ impl Kind {
 }
 
 impl RawMapping {
-    /// Below this bit of a word with pages are the bytes of the granules that are not the buffer's.
+    /// A word with pages: bits 0-31 are the neighbour bytes (of the granules, not the buffer's), 32-63 the number of 4 KiB pages.
     const PAGES: u32 = 32;
-    /// How far up the bytes of the pages are in a word with pages: a granule has 4 KiB at least, so their lowest bits are 0, and end below the pages.
+    /// Shifts the length of the granules, whose low 12 bits are 0 (a granule has 4 KiB or more), to the number of pages at bit 32.
     const UP: u32 = Self::PAGES - PageSize::SIZE_4K.shift();
 
-    /// Checks that a list whose granules have `bytes`, of which `used` are the list's, fits into a mapping.
+    /// Checks that a list of `used` bytes, whose granules have `bytes`, fits into a mapping's word.
     ///
     /// # Errors
     /// [`MapListError::TooLarge`].
@@ -156,7 +154,7 @@ impl RawMapping {
         Err(MapListError::TooLarge { bytes, beside })
     }
 
-    /// Makes a mapping of `used` bytes in the pages of `range`, which it [fits](Self::fits), the first byte at `iova`.
+    /// Makes a mapping of `used` bytes in the pages of `range`, which it [fits](Self::fits). The first byte is at `iova`.
     #[inline]
     pub(super) fn in_pages(iova: Iova, range: IovaRange, used: u64, tag: u64) -> Self {
         let bytes = range.len();
@@ -174,7 +172,7 @@ impl RawMapping {
         Self { iova: mapping.iova(), word: mapping.len(), tag: queue | Kind::Pool(mapping.way()).bits() }
     }
 
-    /// The pages, if its word has them, in a domain of this granule; `None` without translation.
+    /// The pages, of a kind whose word has them, in a domain of this granule; `None` without translation.
     #[inline]
     pub(super) fn pages(&self, granule: PageSize) -> Option<IovaRange> {
         let bytes = NonZeroU64::new(self.word >> Self::PAGES << PageSize::SIZE_4K.shift())?;
@@ -192,7 +190,7 @@ impl RawMapping {
         self.word as u32
     }
 
-    /// The [cut](Kind::Cut) mapping of a list, of a mapping in the ring.
+    /// Makes a mapping in the ring the [cut](Kind::Cut) mapping of a list.
     pub(super) fn cut(self, number: u32) -> Self {
         debug_assert_eq!(self.beside(), 0);
         let word = self.word >> Self::PAGES << Self::PAGES | u64::from(number);
@@ -208,7 +206,7 @@ impl RawMapping {
         Kind::of(self.tag).unwrap_or_else(|| broken("a mapping says how it was made"))
     }
 
-    /// The class and the way for which its unmap counts, if its map was timed.
+    /// The class and the choice for which its unmap counts, if its map was timed.
     #[inline]
     pub(super) fn timed(&self) -> Option<(u8, Choice)> {
         let choice = match self.tag >> Kind::TIMED & 3 {
@@ -239,8 +237,8 @@ impl RawMapping {
         self.iova
     }
 
-    /// The pages of a mapping in a ring, or by itself, of a domain of this [granule](crate::domain::Domain::granule). `None` for what a pool or a
-    /// queue of a non-coherent device made, and without translation.
+    /// The pages, in a domain of this [granule](crate::domain::Domain::granule). `None` for what a pool or a queue of a non-coherent device made, and
+    /// without translation.
     #[cfg(feature = "parts")]
     pub fn range(&self, granule: PageSize) -> Option<IovaRange> {
         match self.kind() {
@@ -249,13 +247,12 @@ impl RawMapping {
         }
     }
 
-    /// The way of the pool of bounce buffers, if that made it; [`Way::Split`] also for one in a ring whose ends are copied.
+    /// How the pool of bounce buffers mapped it, if it did; [`Way::Split`] also in a ring, if the ends are copied.
     #[cfg(feature = "parts")]
     pub fn way(&self) -> Option<Way> {
         self.way_of_pool()
     }
 
-    /// As the pool says; [`Way::Split`] also for one in a ring whose ends are copied.
     pub(super) fn way_of_pool(&self) -> Option<Way> {
         match self.kind() {
             Kind::Pool(way) => Some(way),
@@ -265,16 +262,16 @@ impl RawMapping {
     }
 }
 
-/// A buffer that the queue's device has, or a copy of it, until it is [unmapped](super::Queue::unmap).
+/// An open mapping, with the buffer that it gives the device.
 ///
-/// **A dropped mapping stays open**: only [`Queue::unmap`](super::Queue::unmap) ends it, not the end of the queue. The device reaches the
-/// buffer, or its copy, as long as the hardware walks the domain's table for it. The buffer is leaked, so nobody else gets memory that the
-/// device still reaches; its addresses, and its place in a ring, stay taken.
+/// **A dropped mapping stays open**: only [`Queue::unmap`](super::Queue::unmap) ends it, not the end of the queue. The device reaches the buffer, or
+/// its copy, as long as it is attached to the domain. The buffer is leaked, so nobody else gets its memory; its addresses, and its place in a ring,
+/// stay taken.
 #[derive(Debug)]
 #[must_use = "a mapping that is dropped stays open to the device, and its buffer is leaked: give it to `Queue::unmap`"]
 pub struct Mapping<B: DmaBuffer> {
     pub(super) raw: RawMapping,
-    /// Given back or dropped only when the queue says that no device reaches it.
+    /// Given back or dropped only after the mapping has ended by its policy.
     pub(super) buffer: ManuallyDrop<B>,
 }
 
@@ -293,12 +290,12 @@ impl<B: DmaBuffer> Mapping<B> {
         self.buffer.segments().iter().fold(0, |sum: u64, piece| sum.saturating_add(piece.len))
     }
 
-    /// The buffer, which the device may be changing. Call [`sync_for_cpu`](super::Queue::sync_for_cpu) after the device is done.
+    /// The buffer, which the device may be changing. After the device is done, call [`sync_for_cpu`](super::Queue::sync_for_cpu) first.
     pub fn buffer(&self) -> &B {
         &self.buffer
     }
 
-    /// The way of the pool of bounce buffers, if that made it; [`Way::Split`] also for one in a ring whose ends are copied.
+    /// How the pool of bounce buffers mapped it, if it did; [`Way::Split`] also in a ring, if the ends are copied.
     #[cfg(feature = "parts")]
     pub fn way(&self) -> Option<Way> {
         self.raw.way_of_pool()
@@ -306,22 +303,22 @@ impl<B: DmaBuffer> Mapping<B> {
 }
 
 impl<B: DmaBuffer, T> Mapping<Tagged<B, T>> {
-    /// The cookie, to be changed: for a packet's length, say, which the driver learns when the device has written.
+    /// The cookie, to change it: to note a packet's length, for example.
     #[doc(alias = "set_cookie")]
     pub fn cookie_mut(&mut self) -> &mut T {
         self.buffer.cookie_mut()
     }
 }
 
-/// The result of an unmap. An unmap by number, which gives back no buffers, returns `Ended<(), ()>`.
+/// The result of an unmap. `Ended<(), ()>` is that of an unmap by address, which gives back no buffers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[must_use = "buffers are in it, and what is pending is the driver's again after a commit only"]
 pub enum Ended<B, A> {
-    /// The buffer is the driver's: the device does not reach it, by the policy in force. (Waiting ones go on waiting.)
+    /// The mapping has ended by the policy in force, and the buffer is the driver's. (Other buffers that wait are not affected.)
     Done(B),
-    /// It waits for its batch to become complete, or for a [commit](super::Queue::commit): **the device can still reach it**.
+    /// The mapping waits until its batch is complete, or for a [commit](super::Queue::commit): **the device can still reach the buffer**.
     Pending,
-    /// The batch was complete, and the device reaches none of these any more: all that waited, in the order of their unmaps, this one last.
+    /// The batch is committed, and the device reaches none of these: all that waited, in the order of their unmaps, this one last.
     Flushed(A),
 }
 
@@ -336,12 +333,12 @@ impl<B> Ended<B, Drain<'_, B>> {
     }
 }
 
-/// A mapping has not ended: a [`Mapping`], or a [`RawMapping`].
+/// A [`Mapping`] or a [`RawMapping`] that has not ended, and why.
 pub struct NotUnmapped<T> {
-    /// The mapping, unchanged, if it can be unmapped again.
+    /// The unchanged mapping, if it can be unmapped again.
     pub mapping: Option<T>,
-    /// Whether the next successful [commit](super::Queue::commit) ends the mapping, and gives its buffer back. If not, and no mapping came back, its
-    /// memory must not be used again, and its buffer is leaked.
+    /// Whether the next successful [commit](super::Queue::commit) ends the mapping, and gives its buffer back. If not, and no mapping came back, the
+    /// buffer is leaked, and its memory must not be used again.
     pub waits: bool,
     /// Why.
     pub error: DmaUnmapError,
@@ -368,7 +365,7 @@ error_by_its_reason!([T] NotUnmapped<T>, |this, f| {
     write!(f, "{}; {left}", this.error)
 });
 
-/// The buffers of a queue that is used by number only: there are none.
+/// The buffers of a queue that is used by address only.
 // SAFETY: there is no value.
 unsafe impl DmaBuffer for Infallible {
     fn segments(&self) -> &[PhysSegment] {

@@ -1,22 +1,22 @@
 //! The calls of a driver: map a buffer for a device, and unmap it.
 //!
-//! It guarantees that a mapping's buffer is the driver's again only after an unmap or a commit has kept the promise of the policy in force: no
-//! device reaches it, or only for the window of a lazy policy.
+//! A driver gets a mapping's buffer back only from an unmap or a commit that has kept the policy's promise: no device reaches it, or, under a lazy
+//! policy, only within the window.
 //!
 //! A driver's handle is a [`Queue`] of a [`Device`]; a domain made by [`Domain::builder`](crate::domain::Domain::builder)
-//! [attaches](DmaDomain::attach) devices. The queue's [`map`](Queue::map) takes a buffer and gives a [`Mapping`] that owns it, so that memory cannot
-//! be used or freed while it is mapped. [`map_raw`](Queue::map_raw) takes and gives numbers, for kernels that keep track of their buffers
-//! themselves. The queue's [`QueueConfig`] chooses the protection.
+//! [attaches](DmaDomain::attach) devices. The queue's [`map`](Queue::map) takes a buffer and returns a [`Mapping`] that owns it, so that memory
+//! cannot be used or freed while it is mapped. [`map_raw`](Queue::map_raw) takes physical addresses, for kernels that keep track of their buffers
+//! themselves. The [`QueueConfig`] chooses the protection.
 //!
-//! A kernel whose drivers end a mapping by its address and length only, from any CPU, uses a [`DmaOps`] for each device instead of queues.
+//! A kernel whose drivers unmap by address and length, on any CPU, uses a [`DmaOps`] for each device instead of queues.
 //!
-//! With the feature `parts`, the parts of queues can be used directly: [`DmaDevice`] with `RawBatch`, `StrictRing`, `AdaptiveRing`, all by number.
+//! With the feature `parts`, the parts of queues are public: [`DmaDevice`], `RawBatch`, `StrictRing` and `AdaptiveRing`, all by address.
 //!
-//! Read `queue` (the front door), then `device` (direct mappings), `raw_batch`, `ring`, `adaptive` (the choice between copying and mapping),
-//! `pooled` and `coherent` (memory that stays mapped), and `ops`. It uses every layer.
+//! Read `queue` (what drivers call), then `device` (mappings that are not copied), `raw_batch`, `ring`, `adaptive` (the choice between copying and
+//! mapping), `pooled` and `coherent` (memory that stays mapped), and `ops`. This layer uses every other one.
 //!
 //! # The unit of protection
-//! The caller chooses by type how much becomes unreachable at once, and when:
+//! The strategy decides how much becomes unreachable together, and when:
 //!
 //! | ends with | the device loses its access to | hardware waits |
 //! |---|---|---|
@@ -25,11 +25,11 @@
 //! | an `AdaptiveRing` | each copied *mapping*; a mapped one with its *batch* | none; one per batch |
 //! | a [`Queue`] in [batches](QueueConfig::batched), a `RawBatch`, a `StrictRing` of batch N | the *batch*, when it is committed | one per batch |
 //!
-//! Until its commit, a batch counts as mapped: nothing of it is the caller's yet. Mapped memory is opened and closed by pages: neighbours in a page
-//! go with the buffer. A device never reaches the original of a copied mapping: it is protected to the byte.
+//! Until its commit, all of a batch counts as mapped, and the caller must not use its memory. A device reaches whole pages: also the bytes beside a
+//! buffer in its pages. It never reaches the original of a copied mapping, which is protected to the byte.
 
-/// Implements an error type whose field `error` is its reason. The error shows that field, or `$says`, and no buffer: so a result can be unwrapped
-/// although the buffer in its error has no `Debug`.
+/// Implements `Debug`, `Display` and `Error` for a type with a field `error`. They print that field, or `$says`, and never a buffer, so `unwrap`
+/// works for buffers without `Debug`. Example: `error_by_its_reason!([B: DmaBuffer] NotListed<B>);`
 macro_rules! error_by_its_reason {
     ([$($generics:tt)*] $type:ty) => {
         error_by_its_reason!([$($generics)*] $type, |this, f| core::fmt::Display::fmt(&this.error, f));

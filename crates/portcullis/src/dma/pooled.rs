@@ -1,4 +1,4 @@
-//! Buffers from a domain's pool, which stay mapped: an I/O needs no map and no unmap, and no copy of data that the CPU does not look at.
+//! Buffers of a domain's pool that stay mapped: I/O without map, unmap or, if the CPU does not look at the data, a copy.
 
 use core::fmt;
 use core::ops::Range;
@@ -12,18 +12,16 @@ use crate::platform::words::{self, WORD};
 use crate::platform::{FRAME_SIZE, Frames, TABLE_ENTRIES, Table};
 use crate::sync::{Ordering, fence};
 
-/// A source of I/O buffers, for drivers that can choose them: memory of the domain's pool that stays mapped. (DPDK's mempool, SPDK's `iobuf`,
-/// Linux's `page_pool`.) [`Device::buffers`](super::Device::buffers) makes it.
+/// Lends I/O buffers of the domain's pool, which stay mapped, to drivers that can choose their buffers: as DPDK's mempool, SPDK's `iobuf` and Linux's
+/// `page_pool`. [`Device::buffers`](super::Device::buffers) makes it.
 ///
-/// Data that the CPU does not look at is not copied, such as data that one device writes and another reads. Data that it looks at, the CPU copies
-/// to and from memory of its own ([`PoolBuffer::read`], [`PoolBuffer::write`]).
+/// The CPU copies only data that it looks at, to and from memory of its own ([`PoolBuffer::read`], [`PoolBuffer::write`]).
 ///
-/// Taking and dropping a buffer costs a few loads and stores in the CPU's own cache lines, and no system call and no wait for hardware, however
-/// large the buffer is. Only if the pool has no free buffer of its size and direction does it allocate memory and map it. A dropped buffer stays
-/// open to devices until the pool is trimmed, as with [`QueueConfig::bounce`](super::QueueConfig::bounce); no driver has its bytes then.
+/// Taking and dropping a buffer of any size costs a few loads and stores in the CPU's own cache lines, and no system call or wait for hardware. Only
+/// without an idle buffer of the size and direction does the pool allocate and map one. Devices can reach a dropped buffer until the pool is trimmed,
+/// as with [`QueueConfig::bounce`](super::QueueConfig::bounce); no driver has its bytes then.
 ///
-/// Each buffer counts as an owner of its handle, and CPUs that share a handle contend for the cache line of that count: give each CPU
-/// [`another`](Self::another) handle on the same pool.
+/// Each buffer counts as an owner of its handle, and CPUs that share a handle contend for that count: give each CPU [`another`](Self::another).
 ///
 /// ```
 /// # #[cfg(feature = "std")]
@@ -71,7 +69,7 @@ impl<X: Machine> BufferPool<X> {
         Ok(Self { device: Shared::new(device)? })
     }
 
-    /// Another handle on the pool, for another CPU, with a count of owners of its own. Allocates.
+    /// Another handle on the pool, for another CPU. Allocates.
     ///
     /// # Errors
     /// [`OutOfMemory`].
@@ -86,8 +84,8 @@ impl<X: Machine> BufferPool<X> {
 
     /// Takes a buffer of `len` bytes for data that goes in `direction`. It is one piece, and begins at a granule, for the device and in memory.
     ///
-    /// A buffer for both directions is zeroed. In any other the device finds zeros, or bytes of its group; and if the device writes, a CPU
-    /// finds zeros, or bytes that devices of the group wrote.
+    /// A buffer for both directions is zeroed. In any other, the device finds only zeros or bytes of its [trust group](super::Device::in_group); in
+    /// one that the device writes, a CPU finds only zeros or bytes that the group's devices wrote.
     ///
     /// O(1) if one is idle, without a lock or an allocation; a buffer for both directions takes O(`len`) for zeroing.
     ///
@@ -100,24 +98,23 @@ impl<X: Machine> BufferPool<X> {
     #[inline]
     pub fn take(&self, len: usize, direction: Direction) -> Result<PoolBuffer<X>, DmaMapError> {
         let device = self.device.clone();
-        // From here on nothing fails; otherwise the slot would stay lent.
+        // Nothing may fail from here on: the slot would stay lent.
         let (iova, phys) = device.lend(len as u64, direction)?;
         Ok(PoolBuffer { device, iova, phys, len, direction })
     }
 }
 
-/// A buffer of a [`BufferPool`], for the driver and its device at the same time. Dropped, it goes back to the pool.
+/// A buffer of a [`BufferPool`], for the driver and its device at the same time. Its drop returns it to the pool.
 ///
-/// **All devices of the domain can reach it until then, and afterwards**, as it stays mapped: they may still read or write it, as the direction says,
-/// although it may be another driver's buffer by then. So drop it after the device is done with it, or is reset. By its address they reach nothing
-/// else.
+/// **All devices of the domain can reach it until then, and afterwards**, as it stays mapped: they may read or write it, as the direction says, even
+/// after another driver has taken it. So drop it after the device is done with it, or is reset. Its address leads to no other memory.
 ///
-/// The direction says who writes: the CPU [writes](Self::write) data for the device, [reads](Self::read) data from it, and does both where data goes
-/// both ways. So no driver finds another CPU's bytes in a buffer.
+/// The direction says what the CPU may do: [write](Self::write) data for the device, [read](Self::read) data from it, or both. So no driver finds
+/// another CPU's bytes in a buffer.
 ///
-/// Dropping it is O(1), or O(length) in a pool that [wipes](crate::bounce::PoolConfig::wipe). A leaked buffer keeps the pool for ever.
+/// Dropping it is O(1), or O(length) in a pool that [wipes](crate::bounce::PoolConfig::wipe). A leaked buffer keeps its pool alive for ever.
 ///
-/// Context: the caller holds no lock and no CPU. The last owner of a pool drops the pool, too, which unmaps, may wait for hardware, and frees.
+/// Context: the caller holds no lock and no CPU. The last owner's drop ends the pool, which unmaps, may wait for hardware, and frees.
 pub struct PoolBuffer<X: Machine> {
     device: Shared<CopyingOf<X>>,
     iova: Iova,
@@ -145,15 +142,14 @@ impl<X: Machine> PoolBuffer<X> {
 
     /// The address of the first byte in memory; the rest follows in one piece.
     ///
-    /// It is for a driver that avoids copies, and reaches memory by such addresses in unsafe code of its own, by a kernel's direct map for
-    /// example. Until the buffer is dropped, that code may access it by [words](crate::platform::words), as far as the direction allows the
-    /// CPU.
+    /// A driver that avoids copies may access the memory in unsafe code of its own, through a kernel's direct map for example: until the buffer is
+    /// dropped, by [words](crate::platform::words), and as far as the direction allows the CPU.
     #[inline]
     pub fn phys(&self) -> PhysAddr {
         self.phys
     }
 
-    /// The number of bytes that were requested. Never 0.
+    /// The requested number of bytes. Never 0.
     #[inline]
     #[allow(clippy::len_without_is_empty, reason = "it never is")]
     pub fn len(&self) -> usize {
@@ -166,8 +162,8 @@ impl<X: Machine> PoolBuffer<X> {
         self.direction
     }
 
-    /// Copies the bytes from `offset` on to `out`, by words. `None`, with nothing copied, if some of them do not exist, and for a buffer
-    /// that the device does not write.
+    /// Copies the bytes from `offset` on to `out`, by words. `None`, with nothing copied, if some of them do not exist or the device does not write
+    /// the buffer.
     ///
     /// Orders this after the load by which the CPU learnt that the device is done. While the device writes, each word is an old or a new one.
     /// O(`out.len()`); never waits.
@@ -181,8 +177,8 @@ impl<X: Machine> PoolBuffer<X> {
         self.each_frame(range, |frame, skip, part| words::read(frame, skip, out.get_mut(part)?))
     }
 
-    /// Copies `bytes` to the buffer from `offset` on, by words, and changes no other byte. `None`, with nothing copied, if some of them do
-    /// not fit, and for a buffer that only the device writes.
+    /// Copies `bytes` to the buffer from `offset` on, by words, and changes no other byte. `None`, with nothing copied, if some do not fit or only
+    /// the device writes the buffer.
     ///
     /// Orders this before the store by which the CPU tells the device. O(`bytes.len()`); never waits.
     #[must_use = "`None` says that nothing was copied"]
@@ -201,7 +197,7 @@ impl<X: Machine> PoolBuffer<X> {
         Some(offset..end)
     }
 
-    /// Calls `f` for each frame that has bytes of `range`: with its words, where the bytes begin there, and which part of the range they are.
+    /// Calls `f` for each frame that has bytes of `range`: with its words, the offset of the bytes in it, and the part of the range that they are.
     fn each_frame(
         &self,
         range: Range<usize>,
@@ -212,10 +208,9 @@ impl<X: Machine> PoolBuffer<X> {
         while at < range.end {
             let (skip, end) = (at % FRAME, range.end.min((at / FRAME + 1) * FRAME));
             let frame = self.phys.checked_add((at / FRAME) as u64 * FRAME_SIZE)?;
-            // SAFETY: a slot's memory is whole frames of one `alloc`, of which this is one, as `range` lies in the buffer. The slot is lent
-            // until `self` is dropped, which is borrowed while the reference lives: so no trim frees the memory, and no copy or zeroing of
-            // the pool touches it. `device` keeps the pool and its memory. Other references to it come from this method, and its words are
-            // atomics.
+            // SAFETY: the frame is one of the slot's `alloc`, as `range` lies in the buffer. The slot is lent until `self` is dropped, which is
+            // borrowed while the reference lives: so no trim frees the memory, and the pool does not copy or zero it. `device` keeps the pool and its
+            // memory. Other references come from this method, and the words are atomics.
             let words = unsafe { self.device.pool().memory().table(frame) };
             f(words, skip, at - range.start..end - range.start)?;
             at = end;
@@ -228,7 +223,7 @@ impl<X: Machine> Drop for PoolBuffer<X> {
     #[inline]
     fn drop(&mut self) {
         // SAFETY: clause 1: only `take` makes the value, with the slot that it was lent, and it is dropped once. Clause 2: only its methods access
-        // the memory, and they borrow it; a driver's accesses by `phys` end before, as is said there.
+        // the memory, and they borrow it; a driver's accesses by `phys` end before, as `phys` requires.
         unsafe { self.device.pool().take_lent_back(self.iova) };
     }
 }

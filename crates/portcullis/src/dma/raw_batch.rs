@@ -1,5 +1,4 @@
-//! Batches of unmaps by number, which wait for the hardware together. Neither memory nor addresses of a batch may be used again before its commit is
-//! confirmed.
+//! Batches of unmaps by address, which end with one wait for hardware.
 
 use alloc::vec::Vec;
 
@@ -20,54 +19,52 @@ use crate::platform::Platform;
 /// The most mappings that one batch holds.
 pub const MOST_IN_BATCH: usize = 256;
 
-/// The batch did not take a mapping.
+/// Why a batch did not take a mapping.
 #[cfg(feature = "parts")]
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum BatchError {
-    /// The batch is full, and the mapping unchanged: commit, and unmap it again.
+    /// The batch is full, and the mapping unchanged: commit, then unmap it again.
     #[error("a batch of {most} mappings is full: it must be committed first")]
     Full {
         /// Mappings that it holds.
         most: usize,
     },
-    /// The mapping is of another domain than the batch, and is unchanged.
+    /// The mapping, which is unchanged, is of another domain than the batch.
     #[error("a mapping of another domain than the batch's")]
     OtherDomain,
-    /// The range was not mapped as a whole, or the bytes are no range. Its mapped part is unreachable after the commit, except for what is
-    /// [still mapped](UnmapError::StillMapped); nothing else of the batch is affected.
+    /// The range was not mapped as a whole, or the bytes are no range. Its mapped part is unreachable after the commit, except for what is [still
+    /// mapped](UnmapError::StillMapped). The rest of the batch is not affected.
     #[error(transparent)]
     Unmap(#[from] UnmapError),
 }
 
-/// Unmaps by number, collected until [`commit`](Self::commit) waits for all of them at once.
+/// Unmaps by address, collected until [`commit`](Self::commit) waits for all of them together.
 ///
-/// **The unit of protection is the batch.** Each unmap clears its translations at once, but a device may use cached ones until the commit
-/// has returned `Ok`: until then, none of the memory is the driver's, nor may it be used for anything else. After that the device reaches
-/// none of it, whatever the domain's policy. Addresses are not used again before either.
+/// **The unit of protection is the batch.** Each unmap clears its translations, but a device may use cached ones until the commit has returned `Ok`:
+/// before that, nothing may use the memory, and no map gets the addresses. After it the device reaches none of it, under every policy of the domain
+/// but passthrough.
 ///
-/// A batch holds a fixed number of mappings, [`MOST_IN_BATCH`] at the most, and refuses further ones: it never commits by itself except in `drop`, so
-/// its user bounds the time until a commit. It belongs to one CPU at a time, as `&mut` says.
+/// A full batch refuses further mappings. It never commits by itself except in `drop`, so its user bounds the time until a commit.
 #[derive(Debug)]
 pub struct RawBatch<M: Mapper, P: Platform> {
     domain: Shared<Domain<M, P>>,
-    /// Cleared ranges, whose addresses are freed after the commit. At the first `torn` of them a mapper has panicked: it is not known what is
-    /// mapped there.
+    /// Cleared ranges, whose addresses are freed after the commit. The mapper panicked in the first `torn` of them, so what is mapped there is
+    /// unknown.
     ranges: Vec<IovaRange>,
     torn: usize,
-    /// Mappings taken, including ones that need no translation.
+    /// The mappings in the batch, including those without a translation.
     mappings: usize,
     most: usize,
     neighbours: u64,
-    /// Bytes that were cleared of incomplete mappings, whose addresses leak.
+    /// Cleared bytes of incomplete mappings, whose addresses leak.
     parts: u64,
     gather: Gather,
     told: Told,
 }
 
 impl<M: Mapper, P: Platform> RawBatch<M, P> {
-    /// Makes an empty batch for `most` mappings (clamped to 1 to [`MOST_IN_BATCH`]) of `device`'s domain. Allocates 16 bytes for each
-    /// mapping, which is all the memory that the batch ever needs.
+    /// Makes an empty batch for `most` mappings (clamped to 1 to [`MOST_IN_BATCH`]) of `device`'s domain. Allocates 16 bytes for each mapping.
     ///
     /// # Errors
     /// [`OutOfMemory`].
@@ -95,11 +92,11 @@ impl<M: Mapper, P: Platform> RawBatch<M, P> {
         self.mappings == self.most
     }
 
-    /// Waits until no device reaches anything that was unmapped into the batch, and frees the addresses. Returns the number of mappings; the
-    /// batch is empty then and can be filled again.
+    /// Waits until no device reaches anything that was unmapped into the batch, and frees the addresses. Returns the number of mappings; the batch is
+    /// then empty.
     ///
-    /// One submission to the hardware, of at most 32 range invalidations, or of one for the whole domain if the ranges are many and far apart;
-    /// none without translation. Then O(1) for each mapping, as [`IovaSpace::free`](crate::iova::IovaSpace::free).
+    /// One submission to the hardware, of at most 32 range invalidations or one of the whole domain; none without translation. Then O(1) for each
+    /// mapping, as [`IovaSpace::free`](crate::iova::IovaSpace::free).
     ///
     /// Context: allocates nothing. The caller holds no lock and no CPU.
     ///
@@ -120,15 +117,16 @@ impl<M: Mapper, P: Platform> RawBatch<M, P> {
         Ok(self.told.commit(core::mem::take(&mut self.mappings)))
     }
 
-    /// The account of ended mappings, for a caller that cannot report them.
+    /// For a caller that commits but cannot report the result: [`Told::take_back`] leaves it to the next commit.
     pub(super) fn told(&mut self) -> &mut Told {
         &mut self.told
     }
 
-    /// Takes a mapping of its domain, if it is not full: of a buffer of `used` bytes in `range`, or without translation.
+    /// Adds a mapping of the batch's domain: `used` bytes in `range`, or `None` without translation. The caller has checked that the batch is not
+    /// full.
     pub(super) fn unlink(&mut self, range: Option<IovaRange>, used: u64) -> Result<(), UnmapError> {
         let neighbours = range.map_or(0, |range| range.len().saturating_sub(used));
-        // A part goes with the rest of its mapping, by whichever call that is.
+        // A mapper that removes only whole mappings refuses a part, until the call with the last part removes the whole.
         let range = range.map(|range| self.domain.whole_for(range)).transpose()?;
         self.mappings += 1;
         let Some(range) = range else {
@@ -139,7 +137,7 @@ impl<M: Mapper, P: Platform> RawBatch<M, P> {
         let Unmapped { bytes, kept, .. } = batch.domain.unlink(range, &mut batch.gather);
         core::mem::forget(unlinking);
         if bytes > 0 {
-            // Otherwise they went with the call that unmapped all of it before.
+            // Otherwise an earlier call unmapped all of it, and has subtracted them.
             self.neighbours = self.neighbours.saturating_add(neighbours);
         }
         if bytes == range.len() {
@@ -148,10 +146,10 @@ impl<M: Mapper, P: Platform> RawBatch<M, P> {
         }
         self.parts = self.parts.saturating_add(bytes);
         if kept > 0 {
-            // No commit ends it, so none counts it.
+            // No commit ends it.
             self.mappings -= 1;
         }
-        // It is not known whose addresses these are.
+        // Which mapping had these addresses is unknown.
         self.domain.lose_rest(range, bytes);
         if kept > 0 {
             return Err(UnmapError::StillMapped { range, unmapped: bytes, kept });
@@ -168,13 +166,12 @@ impl<M: Mapper, P: Platform> RawBatch<M, P> {
         }
     }
 
-    /// Leaks the ranges at which a mapper has panicked.
     fn give_up_torn(&mut self) {
         let torn = core::mem::take(&mut self.torn);
         self.ranges.drain(..torn).for_each(|range| drop(self.domain.changing(range)));
     }
 
-    /// Gives up on the commit: the addresses are held until some later flush of the domain is confirmed.
+    /// Gives up on the commit: the domain holds the addresses until a later flush is confirmed.
     pub(super) fn quarantine(&mut self) {
         let torn = bytes_of(self.ranges[..self.torn].iter().map(|range| range.len()));
         let open = core::mem::take(&mut self.parts).saturating_add(torn);
@@ -189,7 +186,7 @@ impl<M: Mapper, P: Platform> RawBatch<M, P> {
     }
 }
 
-/// Guards a range that is being unlinked. Dropped (the mapper or the platform has panicked), it has the commit unlink it again.
+/// Holds a range that is being unlinked. Dropped by a panic of the mapper or the platform, it leaves the range to the commit, which unlinks it again.
 struct Unlinking<'a, M: Mapper, P: Platform> {
     batch: &'a mut RawBatch<M, P>,
     range: IovaRange,
@@ -199,7 +196,7 @@ impl<M: Mapper, P: Platform> Drop for Unlinking<'_, M, P> {
     #[cold]
     fn drop(&mut self) {
         let Self { batch, range } = self;
-        // It takes the place of the first other range. The list has room for each mapping.
+        // Swaps it behind the other torn ranges. Allocates nothing: there is room for each mapping.
         batch.ranges.push(*range);
         let last = batch.ranges.len() - 1;
         batch.ranges.swap(batch.torn, last);
@@ -207,7 +204,7 @@ impl<M: Mapper, P: Platform> Drop for Unlinking<'_, M, P> {
     }
 }
 
-/// Guards a batch that ends. Dropping it leaks the addresses of ranges that are left, of which there are none unless something below panics.
+/// Leaks the addresses of ranges that are left when a batch is dropped: none, unless something below panics.
 struct Leaving<'a, M: Mapper, P: Platform>(&'a mut RawBatch<M, P>);
 
 impl<M: Mapper, P: Platform> Drop for Leaving<'_, M, P> {
@@ -217,8 +214,8 @@ impl<M: Mapper, P: Platform> Drop for Leaving<'_, M, P> {
     }
 }
 
-/// Commits. If the hardware does not confirm, the addresses are held until a later flush of the domain is confirmed, and devices may reach the memory
-/// until then. A drop cannot report that: commit before. If something below panics, the addresses leak.
+/// Commits. If the hardware does not confirm, the domain holds the addresses until a later flush is confirmed, and devices may reach the memory until
+/// then. A drop cannot report that: commit before.
 impl<M: Mapper, P: Platform> Drop for RawBatch<M, P> {
     fn drop(&mut self) {
         let leaving = Leaving(self);
@@ -238,8 +235,7 @@ impl<M: Mapper, P: Platform> DmaDevice<M, P> {
         }
     }
 
-    /// Unmaps into `batch` a mapping that [`map_single`](Self::map_single) returned for the same `len`: it is over when the batch is
-    /// committed. Clears the translations at once.
+    /// Unmaps into `batch` a mapping that [`map_single`](Self::map_single) returned for the same `len`. Clears the translations; the commit ends it.
     ///
     /// Context: does not wait or allocate, except for a part of a mapping, which may have to split a large page: see
     /// [`PageTable::unmap`](crate::pgtable::PageTable::unmap).

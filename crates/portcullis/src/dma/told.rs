@@ -1,9 +1,7 @@
-//! The account of mappings that commits have ended and no caller was told of. Each mapping that waits for a commit is reported to one caller.
+//! Mappings that a commit has ended but not yet reported. Each is reported exactly once.
 
-/// Mappings that commits have ended, and that are not reported yet.
-///
-/// A commit inside an unmap, to make room, cannot report them; nor can a commit before a step that fails. They go on waiting for the
-/// driver, until the next commit that can report them.
+/// A commit inside an unmap, to make room, cannot report what it ended; nor can a commit before a step that fails. The next commit that can report
+/// does.
 #[derive(Debug, Default)]
 pub(super) struct Told {
     last: usize,
@@ -11,7 +9,7 @@ pub(super) struct Told {
 }
 
 impl Told {
-    /// A commit has ended `count` mappings. Returns the number to report: these, and earlier unreported ones.
+    /// Adds `count` mappings that a commit has ended. Returns the number to report: these, and earlier unreported ones.
     pub(super) fn commit(&mut self, count: usize) -> usize {
         self.last = count + core::mem::take(&mut self.untold);
         self.last

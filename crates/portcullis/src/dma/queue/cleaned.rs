@@ -1,5 +1,5 @@
-//! Bounce memory for non-coherent devices. Between two calls no cache holds a dirty line of it, so no write-back replaces a device's data,
-//! and devices find the CPU's writes, zeros included.
+//! Bounce memory for non-coherent devices. Between two calls no cache holds a dirty line of it: no write-back overwrites a device's data, and devices
+//! find the CPU's writes, zeros included.
 
 use alloc::sync::Arc;
 
@@ -7,8 +7,8 @@ use crate::addr::PhysAddr;
 use crate::platform::{CacheMaintenance, CopyMemory, FRAME_SIZE, Frames, Table};
 use crate::sync::{AtomicU64, Ordering, fence};
 
-/// `memory`, with cache maintenance: a write is cleaned before devices may look for it, and a read of a device's writes is preceded by an
-/// invalidation. The pool of it shares no frame between two mappings, and a frame is made of whole lines.
+/// `memory`, with cache maintenance: cleans each write, and invalidates before it reads a device's writes. Its pool shares no frame between two
+/// mappings, and a frame is made of whole lines.
 #[derive(Clone)]
 pub(super) struct Cleaned<C> {
     pub(super) memory: C,
@@ -16,7 +16,7 @@ pub(super) struct Cleaned<C> {
 }
 
 impl<C: Frames> Cleaned<C> {
-    /// Cleans the zeros of new frames, so that they replace an earlier owner's bytes in memory.
+    /// Cleans new frames, so that their zeros replace an earlier owner's bytes in memory.
     fn clean_frames(&self, frames: Option<PhysAddr>, count: usize) -> Option<PhysAddr> {
         let first = frames?;
         // SAFETY: `clean`'s contract: the frames were allocated just now, so the CPU reaches them.
@@ -25,7 +25,7 @@ impl<C: Frames> Cleaned<C> {
     }
 }
 
-// SAFETY: the frames are `C`'s, as it gives them out, and none is kept back.
+// SAFETY: the frames are `C`'s, as it allocates them.
 unsafe impl<C: Frames> Frames for Cleaned<C> {
     fn alloc(&self, count: usize) -> Option<PhysAddr> {
         self.clean_frames(self.memory.alloc(count), count)
@@ -57,7 +57,7 @@ unsafe impl<C: Frames> Frames for Cleaned<C> {
     }
 }
 
-// SAFETY: by clause of the trait: `C` writes the named bytes (1, 2), beside other calls and accesses (3, 4); cache maintenance changes no byte.
+// SAFETY: by clause of the trait: `C` writes the named bytes (1, 2), during other calls and accesses (3, 4); cache maintenance changes no byte.
 unsafe impl<C: CopyMemory> CopyMemory for Cleaned<C> {
     unsafe fn copy(&self, from: PhysAddr, to: PhysAddr, len: u64) {
         // SAFETY: `copy`'s clauses are the caller's.
@@ -72,7 +72,7 @@ unsafe impl<C: CopyMemory> CopyMemory for Cleaned<C> {
         }
     }
 
-    /// The device is told of the mapping after this, so it reads the copied bytes.
+    /// Before the driver gives the device the address, so the device reads the copied bytes.
     unsafe fn copy_in(&self, original: PhysAddr, buffer: PhysAddr, len: u64) {
         // SAFETY: `copy_in`'s clauses are the caller's, and say that the CPU reaches the bytes (`clean`).
         unsafe {
@@ -81,8 +81,8 @@ unsafe impl<C: CopyMemory> CopyMemory for Cleaned<C> {
         }
     }
 
-    /// The device's completion came before this, so its writes are in memory, and a line that the CPU has prefetched meanwhile is stale.
-    /// Nothing is lost, as no line is dirty.
+    /// After the device's completion, so its writes are in memory, and lines that the CPU has prefetched are stale. As none is dirty, the
+    /// invalidation loses nothing.
     unsafe fn copy_out(&self, buffer: PhysAddr, original: PhysAddr, len: u64) {
         fence(Ordering::Acquire);
         // SAFETY: `copy_out`'s clauses are the caller's: all stores of the CPU to the buffer were cleaned (`invalidate`).

@@ -1,10 +1,10 @@
-//! Configuration of a queue: its strategy, its dimensions, and attributes of its mappings.
+//! Configuration of a queue.
 
 use crate::bounce::pool::Attributes;
 use crate::dma::MOST_IN_BATCH;
 use crate::setup::SetupError;
 
-/// How a queue lets its device reach buffers, and keeps it from them afterwards.
+/// How a queue maps buffers for its device and ends the mappings.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Strategy {
     /// [`QueueConfig::direct`].
@@ -19,10 +19,10 @@ pub enum Strategy {
     Auto,
 }
 
-/// The configuration of a [`Queue`](super::Queue). Each strategy has a constructor, and nothing else of a driver changes with it. When the queue is
-/// [made](super::Device::queue), an impossible number is an error, and so is [`batch`](Self::batch), [`colour`](Self::colour) or
-/// [`measuring`](Self::measuring) for a strategy without a use for it. Any strategy takes [`copying_in`](Self::copying_in): it concerns copies, and
-/// does nothing without any.
+/// The configuration of a [`Queue`](super::Queue). Each strategy has a constructor, and nothing else of a driver changes with it.
+/// [`Device::queue`](super::Device::queue) refuses numbers out of bounds, and [`batch`](Self::batch), [`colour`](Self::colour) or
+/// [`measuring`](Self::measuring) for a strategy that does not use it. Any strategy takes [`copying_in`](Self::copying_in), which has no effect
+/// without copies.
 ///
 /// ```
 /// # use portcullis::dma::QueueConfig;
@@ -44,11 +44,10 @@ pub struct QueueConfig {
 }
 
 impl QueueConfig {
-    /// How many mappings of a [ring](Self::ring), or of [`auto`](Self::auto), end with one wait, unless [`batch`](Self::batch) says otherwise. The
-    /// command's `strict-ring` and its simulation use it.
+    /// The default [`batch`](Self::batch) of [`ring`](Self::ring) and [`auto`](Self::auto). `portcullis replay` and `scale` use it for `strict-ring`.
     pub const RING_BATCH: usize = 64;
 
-    /// A usual number for [`batched`](Self::batched), which the command's `strict-batch` and its simulation use.
+    /// A good batch for [`batched`](Self::batched), which `portcullis replay` and `scale` use for `strict-batch`. Not a default.
     pub const BATCH: usize = 32;
 
     const fn new(strategy: Strategy) -> Self {
@@ -68,61 +67,58 @@ impl QueueConfig {
         Self::new(Strategy::Direct)
     }
 
-    /// As [`direct`](Self::direct), but `batch` mappings end together, with one wait, whatever the policy.
+    /// As [`direct`](Self::direct), but `batch` mappings end together, strictly, with one wait, under every policy but passthrough.
     pub const fn batched(batch: usize) -> Self {
         Self::new(Strategy::Batch).batch(batch)
     }
 
-    /// Mappings take their addresses from a ring, and a batch of them ends with one wait, whatever the policy. For queues whose buffers
-    /// come and go in order, with at most `descriptors` (at least 1) in the device at once. Each usually touches pages of `bytes` bytes
-    /// (4096 for a buffer within a page, 8192 for one that may cross a page's end); others may have any length. The ring has room for
-    /// `descriptors` and a [batch](Self::batch), as an unmapped buffer keeps its place until the end of its batch.
+    /// Mappings take their addresses from a ring, and a batch of them ends together, strictly, with one wait, under every policy but passthrough. For
+    /// queues whose buffers come and go in order, with at most `descriptors` (at least 1) in the device at a time. A typical buffer touches pages of
+    /// `bytes` bytes (4096 within a page, 8192 if it may cross a page's end); others may have any length. The ring has room for `descriptors` and a
+    /// [batch](Self::batch), as an unmapped buffer keeps its place until the end of its batch.
     pub const fn ring(descriptors: u32, bytes: u64) -> Self {
         Self { descriptors, bytes, ..Self::new(Strategy::Ring) }
     }
 
-    /// The device reaches copies, in buffers that stay mapped: a copy ends without a wait, and protects to the byte. Larger buffers are
-    /// mapped, and end by the device's policy. But if the device is not [trusted](super::Device::trusted), the parts of such a buffer that
-    /// share a page with other data are copied, and its mapping ends strictly, with a wait. Without an IOMMU everything is copied, through
-    /// the pool that the device reaches (swiotlb). For non-coherent devices see [`Device::not_coherent`](super::Device::not_coherent).
+    /// The device reaches copies, in buffers that stay mapped: a copy ends without a wait, and protects to the byte. Larger buffers are mapped, and
+    /// end by the device's policy. But if the device is not [trusted](super::Device::trusted), the parts of such a buffer that share a page with
+    /// other data are copied, and its mapping ends strictly, with a wait. Without an IOMMU everything is copied, through the machine's pool
+    /// (swiotlb). For non-coherent devices see [`Device::not_coherent`](super::Device::not_coherent).
     pub const fn bounce() -> Self {
         Self::new(Strategy::Bounce)
     }
 
-    /// The cheaper of [`ring`](Self::ring), whose dimensions it takes, and [`bounce`](Self::bounce), as measured. At least the parts of a
-    /// buffer that share a page with other data are copied, unless the device is [trusted](super::Device::trusted). Without bounce memory
-    /// in the domain this is a ring; without translation it is [`direct`](Self::direct). For non-coherent devices see
-    /// [`Device::not_coherent`](super::Device::not_coherent).
+    /// The cheaper of [`ring`](Self::ring), whose dimensions it takes, and [`bounce`](Self::bounce), as measured. Parts of a buffer that share a page
+    /// with other data are always copied, unless the device is [trusted](super::Device::trusted). Without bounce memory in the domain this is a ring;
+    /// without translation it is [`direct`](Self::direct). For non-coherent devices see [`Device::not_coherent`](super::Device::not_coherent).
     pub const fn auto(descriptors: u32, bytes: u64) -> Self {
         Self { descriptors, bytes, ..Self::new(Strategy::Auto) }
     }
 
-    /// How many mappings end with one wait, where they share one: 1 to [`MOST_IN_BATCH`], and [`RING_BATCH`](Self::RING_BATCH) without this
-    /// call. A larger batch makes each mapping cheaper, and returns its buffer later: **no timer ends a batch**. A driver that goes idle
-    /// calls [`commit`](super::Queue::commit).
+    /// The number of mappings that end with one wait: 1 to [`MOST_IN_BATCH`]. Rings default to [`RING_BATCH`](Self::RING_BATCH). A larger batch makes
+    /// each mapping cheaper, and returns its buffer later: **no timer ends a batch**. A driver that goes idle calls [`commit`](super::Queue::commit).
     pub const fn batch(self, batch: usize) -> Self {
         Self { batch: Some(batch), ..self }
     }
 
-    /// The colour of a ring, which moves its first address; without this call the domain's next. A driver with many domains behind one
-    /// IOMMU numbers their rings here.
+    /// The colour of a ring, which shifts its first address; the domain's next by default. A driver with many domains behind one IOMMU numbers their
+    /// rings here.
     pub const fn colour(self, colour: u32) -> Self {
         Self { colour: Some(colour), ..self }
     }
 
-    /// The device may write less than all of a [`FromDevice`](crate::addr::Direction::FromDevice) mapping, and the rest must stay as it
-    /// was: the original is copied in first. (Without an IOMMU every copy is made like this.)
+    /// Copies the original in first: for a device that may write only a part of a [`FromDevice`](crate::addr::Direction::FromDevice) mapping, whose
+    /// rest must stay as it was. (Without an IOMMU every copy is made like this.)
     pub const fn copying_in(self) -> Self {
         Self { attributes: Attributes { copy_in: true }, ..self }
     }
 
-    /// [`auto`](Self::auto) measures both ways only for data of this direction when the queue is made. Data of the others can be mapped,
-    /// too, and is copied at first.
+    /// When the queue is made, [`auto`](Self::auto) measures only this direction. Data of the others can be mapped, too, and is copied at first.
     pub const fn measuring(self, direction: crate::addr::Direction) -> Self {
         Self { direction: Some(direction), ..self }
     }
 
-    /// The same with another strategy, without the options for which it has no use.
+    /// This configuration with another strategy, and without the options that the strategy does not use.
     pub(super) fn by(self, strategy: Strategy) -> Self {
         let has_ring = matches!(strategy, Strategy::Ring | Strategy::Auto);
         Self {

@@ -1,5 +1,4 @@
-//! The front door: a builder makes the domain, the domain its devices, and each device its queues. An impossible configuration is an error when the
-//! queue is made.
+//! Setup: a builder makes the domain, the domain its devices, each device its queues.
 
 mod builder;
 mod device;
@@ -24,7 +23,7 @@ use crate::platform::{CacheMaintenance, CopyMemory, Platform};
 use crate::setup::SetupError;
 use crate::sync::Mutex;
 
-/// The addresses that a device can put on the bus: Linux's `dma_set_mask`.
+/// The addresses that a device can use: Linux's `dma_set_mask`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct DmaMask(u64);
 
@@ -45,9 +44,8 @@ impl DmaMask {
     }
 }
 
-/// A domain for drivers: a [`Domain`], which is only the address space, with the bounce memory, the clock and the cache maintenance of
-/// queues. Drivers attach devices here; kernels that map themselves use the [space](Self::space). Cheap to clone; a clone is the same
-/// domain.
+/// A domain for drivers: a [`Domain`], which is only the address space, with the queues' bounce memory, clock and cache maintenance. Drivers attach
+/// devices here; kernels that map themselves use the [space](Self::space). Cheap to clone; a clone is the same domain.
 pub struct DmaDomain<X: Machine> {
     parts: Shared<Parts<X>>,
 }
@@ -60,7 +58,7 @@ struct Parts<X: Machine> {
     clock: Option<SharedClock>,
     cache: Option<Arc<dyn CacheMaintenance>>,
     made: MadePool<Pool<X, <X as Machine>::Memory>>,
-    /// Another, for non-coherent devices. Its type is not named here, so that only a crate with such devices compiles that pool.
+    /// The pool of non-coherent devices. `dyn`, so that only a crate with such devices compiles it.
     cleaned: MadePool<dyn AnyPool>,
 }
 
@@ -92,7 +90,7 @@ impl<X: Machine> DmaDomain<X> {
         Ok(Self { parts: Shared::new(parts)? })
     }
 
-    /// Makes one of an existing domain. Its queues may copy if there is `memory`. Allocates.
+    /// Wraps an existing domain. Its queues may copy if there is `memory`. Allocates.
     ///
     /// # Errors
     /// [`OutOfMemory`].
@@ -103,7 +101,7 @@ impl<X: Machine> DmaDomain<X> {
         Self::from_parts(Parts { memory, ..Parts::of(domain) })
     }
 
-    /// The policy of the domain.
+    /// The domain's policy.
     pub fn policy(&self) -> Policy {
         self.parts.domain.policy()
     }
@@ -116,13 +114,13 @@ impl<X: Machine> DmaDomain<X> {
         self.parts.domain.set_policy(policy)
     }
 
-    /// The address space: its counters, its mapper, mappings that belong to no device.
+    /// The address space, with its counters, its mapper, and mappings that belong to no device.
     pub fn space(&self) -> &Shared<Domain<X::Mapper, X::Platform>> {
         &self.parts.domain
     }
 
-    /// The counters of the pool of bounce buffers; `None` before its first use. (The pool of a machine without an IOMMU has its own
-    /// [usage](Swiotlb::usage).) Non-coherent devices have a pool of their own, which this reports if no other device has used one.
+    /// The counters of the pool of bounce buffers; `None` before its first use. Without an IOMMU see [`Swiotlb::usage`]. Non-coherent devices have a
+    /// pool of their own, which this reports if no other device has used one.
     ///
     /// Context: O(CPUs x size classes); takes the lock of each class in turn. The caller holds no lock and no CPU.
     pub fn pool_usage(&self) -> Option<PoolUsage> {
@@ -130,17 +128,16 @@ impl<X: Machine> DmaDomain<X> {
         found.or_else(|| self.found(&self.parts.cleaned).map(|pool| pool.usage()))
     }
 
-    /// Makes a device of this domain, with the addresses that it can put on the bus. The hardware is not told: the caller that attaches the
-    /// device there lets it walk the domain's table.
+    /// Makes a device of this domain. This does not configure the IOMMU: the caller attaches the device to the domain's table there.
     ///
-    /// The device is taken for hostile, and trusts no other: see [`Device::trusted`].
+    /// The device counts as hostile, and trusts no other: see [`Device::trusted`].
     ///
     /// # Errors
     /// [`SetupError::BeyondReach`] if the device reaches none of the domain's addresses; [`SetupError::OutOfMemory`].
     pub fn attach(&self, id: DeviceId, mask: DmaMask) -> Result<Device<X>, SetupError> {
         let domain = &self.parts.domain;
         let first = domain.mapper().geometry().aperture.start();
-        // Nothing is mapped at 0.
+        // No map uses address 0.
         let first = Iova::new(first.get().max(domain.granule().bytes()));
         if domain.is_translated() && first.get() > mask.last() {
             return Err(SetupError::BeyondReach { last: mask.last(), first });
@@ -150,7 +147,6 @@ impl<X: Machine> DmaDomain<X> {
         Ok(Device { domain: self.clone(), dma, id, profile, line: 0, maintained: None })
     }
 
-    /// Makes a pool of bounce buffers from the domain's memory, as wrapped by `memory`.
     fn new_pool<C: CopyMemory>(
         &self,
         memory: impl FnOnce(X::Memory) -> C,
@@ -161,7 +157,7 @@ impl<X: Machine> DmaDomain<X> {
         BouncePool::new(domain.clone(), memory, config)
     }
 
-    /// The pool of bounce buffers for coherent devices, which is made by the first call.
+    /// The pool for coherent devices, which the first call makes.
     fn shared_pool(&self) -> Result<Shared<Pool<X, X::Memory>>, SetupError> {
         let Parts { made, pool, .. } = &*self.parts;
         match self.found(made) {
@@ -170,8 +166,8 @@ impl<X: Machine> DmaDomain<X> {
         }
     }
 
-    /// Stores `pool` in `made`, and returns the pool that is there: another call's, if that was first. (A pool is not made under the lock,
-    /// as it allocates and calls the platform. If two calls make one, one pool is dropped.)
+    /// Stores `pool` in `made`, unless another call was first, and returns the stored one. (A pool is not made under the lock, as that allocates and
+    /// calls the platform. If two calls make one, one is dropped.)
     fn keep<T: ?Sized>(&self, made: &MadePool<T>, pool: Shared<T>) -> Shared<T> {
         let mut kept = None;
         let mut keep = || kept = Some(made.lock().get_or_insert_with(|| pool.clone()).clone());

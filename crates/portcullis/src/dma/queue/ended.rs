@@ -1,4 +1,4 @@
-//! Unmaps: at once, with their batch, or with a later flush of the domain.
+//! Unmaps and commits by address.
 
 use super::lane::{Lane, Unmapped, by_lane};
 use super::{AnyLane, DmaUnmapError, Machine, Queue};
@@ -8,18 +8,18 @@ use crate::dma::told::Told;
 use crate::dma::{DmaBuffer, Ended, NotUnmapped, RawMapping};
 
 impl<X: Machine, B: DmaBuffer> Queue<X, B> {
-    /// Ends a mapping, or has it wait for its batch. The last of a batch commits it.
+    /// Ends a mapping, or adds it to a batch. The unmap that completes a batch commits it.
     ///
-    /// It is safe, as it closes, and copies only to the mapping's own memory, by clause 2 of [`map_raw`](Self::map_raw).
+    /// It is safe: it only removes access, and copies only to the mapping's own memory, which clause 2 of [`map_raw`](Self::map_raw) covers.
     ///
     /// Cost and context as for the strategy's part: [`DmaDevice::unmap_single`](crate::dma::DmaDevice::unmap_single), and with the feature `parts`
     /// `RawBatch`, `StrictRing::unmap`, `BouncePool::unmap`. Allocates nothing. The caller holds no lock and no CPU.
     ///
     /// # Errors
-    /// [`NotUnmapped`]. A mapping of another queue comes back with it, unchanged.
+    /// [`NotUnmapped`]. A mapping of another queue comes back unchanged.
     #[inline(always)]
     pub fn unmap_raw(&mut self, mapping: RawMapping) -> Result<Ended<(), ()>, NotUnmapped<RawMapping>> {
-        // Functions that are not inlined get its words, not its address: see `RawMapping`.
+        // Calls get its words, not its address: see `RawMapping`.
         let RawMapping { iova, word, tag } = mapping;
         let mapping = RawMapping { iova, word, tag };
         match &mut self.lane {
@@ -70,22 +70,22 @@ impl<X: Machine, B: DmaBuffer> Queue<X, B> {
         }
     }
 
-    /// Goes on after the commit of a batch: confirms earlier single unmaps that were not confirmed.
+    /// After a batch's commit: flushes for owed unmaps, if there are any.
     #[inline]
     fn flushed(&mut self) -> Unmapped {
         if self.common.owed > 0
             && let Err(error) = self.pay()
         {
-            // This mapping's batch is committed, but its buffer waits with the others.
+            // The batch is committed, but its buffers wait with the others.
             return Err(NotUnmapped::of_commit(None, error));
         }
         Ok(Ended::Flushed(()))
     }
 
-    /// Flushes for earlier single unmaps, after a commit. If that fails, the commit's mappings are reported by the next one.
+    /// Flushes for owed unmaps, after a commit. If that fails, the next commit reports this one's mappings.
     #[cold]
     fn pay(&mut self) -> Result<(), DmaUnmapError> {
-        // First, as the flush may panic.
+        // Before the flush, which may panic: then the next commit reports them.
         by_lane!(&mut self.lane, lane => lane.told_for(&self.common)).into_iter().for_each(Told::take_back);
         self.common.device.domain().flush()?;
         by_lane!(&mut self.lane, lane => lane.told_for(&self.common))
@@ -95,16 +95,15 @@ impl<X: Machine, B: DmaBuffer> Queue<X, B> {
         Ok(())
     }
 
-    /// Waits until no device reaches the mappings that [wait](Self::waiting) for a commit, for a queue that falls idle. Returns their
-    /// number: all whose unmaps returned that they wait, and that neither an unmap nor a commit has reported since. Does not wait without
-    /// any, except for what a map or a measurement of [`auto`](super::QueueConfig::auto) has left unconfirmed. Lazily ended mappings do not
-    /// wait, and are not flushed by this.
+    /// Waits until no device reaches the mappings that [wait](Self::waiting) for a commit, for a queue that falls idle. Returns their number: that of
+    /// [`waiting`](Self::waiting). Returns at once if nothing waits, unless a map or a measurement of [`auto`](super::QueueConfig::auto) left
+    /// something unconfirmed. Does not flush mappings that ended lazily.
     ///
     /// Context: waits for one submission to the hardware, and for a flush of the domain if an earlier unmap was not confirmed. The caller
     /// holds no lock and no CPU.
     ///
     /// # Errors
-    /// [`DmaUnmapError`]: everything goes on waiting, and can be committed again.
+    /// [`DmaUnmapError`]: everything still waits, and can be committed again.
     pub fn commit_raw(&mut self) -> Result<usize, DmaUnmapError> {
         let committed = by_lane!(&mut self.lane, lane => lane.commit_for(&self.common))?;
         let owed = self.common.owed;

@@ -1,13 +1,13 @@
-//! Errors of a queue, and what comes back with them.
+//! Errors of a queue, with the buffers and mappings that come back.
 
 use alloc::vec::Vec;
 
 use crate::bounce::error::{DmaMapError, DmaUnmapError};
 use crate::dma::{DmaBuffer, Mapping};
 
-/// A buffer was not mapped.
+/// A buffer that was not mapped, and why.
 pub struct NotMapped<B> {
-    /// The buffer, unchanged; `None` if the device [may reach it](DmaMapError::may_be_reached): it is leaked.
+    /// The unchanged buffer; `None` if the device [may reach it](DmaMapError::may_be_reached): it is leaked.
     pub buffer: Option<B>,
     /// Why.
     pub error: DmaMapError,
@@ -15,11 +15,11 @@ pub struct NotMapped<B> {
 
 /// Not all mappings have ended: see [`Queue::unmap_all`](super::Queue::unmap_all).
 pub struct NotAllUnmapped<B: DmaBuffer> {
-    /// Unchanged mappings, which the driver can unmap again.
+    /// The mappings that are still open, for another try.
     pub mappings: Vec<Mapping<B>>,
-    /// How many buffers wait for a successful [commit](super::Queue::commit).
+    /// The number of buffers that wait for a successful [commit](super::Queue::commit).
     pub waiting: usize,
-    /// How many buffers are leaked, as the device may reach them for ever.
+    /// The number of leaked buffers, which the device may reach for ever.
     pub leaked: usize,
     /// The last reason.
     pub error: DmaUnmapError,

@@ -1,4 +1,5 @@
-//! What a queue asks of its strategy: to map, to unmap, to sync, to commit. One type implements it for each strategy (`lanes`).
+//! A lane maps, unmaps, syncs and commits for a queue: one type for each strategy (`lanes`), for machines without an IOMMU (`swiotlb`), and for
+//! non-coherent devices (`not_coherent`).
 
 use alloc::boxed::Box;
 
@@ -14,10 +15,9 @@ use crate::dma::told::Told;
 use crate::dma::{Ended, NotUnmapped, RawMapping};
 use crate::domain::{MapListError, UnmapError};
 
-/// The result of an unmap by number.
 pub(super) type Unmapped = Result<Ended<(), ()>, NotUnmapped<RawMapping>>;
 
-/// One strategy of a queue. Only mappings of the same queue come to it.
+/// One strategy of a queue, which passes only its own mappings.
 pub(super) trait Lane<X: Machine> {
     /// Maps a list as a whole or not at all. Returns the number of segments in `out`, and the mapping.
     ///
@@ -31,7 +31,7 @@ pub(super) trait Lane<X: Machine> {
         out: &mut [DmaSegment],
     ) -> Result<(usize, RawMapping), DmaMapError>;
 
-    /// Ends a mapping, or has it wait for its batch. An unmap that a flush of the domain completes is [owed](Common::owed).
+    /// Ends a mapping, or adds it to a batch. Counts an unmap that needs a flush of the domain as [owed](Common::owed).
     fn unmap_for(&mut self, queue: &mut Common<X>, mapping: RawMapping) -> Unmapped;
 
     /// Syncs `part` (offset and length) of an open mapping.
@@ -61,7 +61,7 @@ pub(super) trait Lane<X: Machine> {
         0
     }
 
-    /// The account of commits' mappings, if the driver is told of any.
+    /// What the lane's commits still have to report; `None` for a lane that reports nothing, or keeps its own list.
     fn told_for(&mut self, _queue: &Common<X>) -> Option<&mut Told> {
         None
     }
@@ -71,14 +71,14 @@ pub(super) trait Lane<X: Machine> {
 pub(super) struct Common<X: Machine> {
     pub device: DeviceOf<X>,
     pub attributes: Attributes,
-    /// Tells its mappings from another queue's; the number of the ring, if it has one.
+    /// Identifies the queue in its mappings. A queue with a ring has the ring's number.
     pub number: u64,
-    /// Single unmaps that were not confirmed, and wait for a flush of the domain.
+    /// Unmaps outside of batches that were not confirmed. The next commit flushes the domain for them.
     pub owed: usize,
 }
 
 impl<X: Machine> Common<X> {
-    /// Maps a list directly.
+    /// Maps a list by itself, not copied.
     ///
     /// # Safety
     /// As [`Queue::map_raw`](super::Queue::map_raw), clauses 1 and 3.
@@ -96,13 +96,12 @@ impl<X: Machine> Common<X> {
         Ok((count, range.map_or(RawMapping::untranslated(first, tag), in_pages)))
     }
 
-    /// The pages of a mapping, as [`RawMapping::pages`].
     #[inline]
     pub fn pages(&self, mapping: &RawMapping) -> Option<IovaRange> {
         mapping.pages(self.device.domain().granule())
     }
 
-    /// Ends a directly mapped one by the device's policy.
+    /// Ends what [`map_directly`](Self::map_directly) mapped, by the device's policy.
     pub fn unmap_directly(&mut self, mapping: &RawMapping) -> Unmapped {
         let Some(range) = self.pages(mapping) else {
             return Ok(Ended::Done(()));
@@ -111,7 +110,7 @@ impl<X: Machine> Common<X> {
         self.ended(ended)
     }
 
-    /// Ends a directly mapped one strictly.
+    /// As [`unmap_directly`](Self::unmap_directly), but strictly.
     pub fn unmap_strictly(&mut self, mapping: &RawMapping) -> Unmapped {
         let Some(range) = self.pages(mapping) else {
             return Ok(Ended::Done(()));
@@ -120,7 +119,7 @@ impl<X: Machine> Common<X> {
         self.ended(ended)
     }
 
-    /// As where a queue maps directly: a device's own policy holds for all of its mappings.
+    /// The device's own policy holds for its copied mappings, too.
     #[inline]
     pub fn rule(&self) -> Rule<'_> {
         Rule::Policy(Some(self.device.exception()))
@@ -147,8 +146,8 @@ impl<X: Machine> Common<X> {
         }
     }
 
-    /// The error of a mapping that did not end, and whether it waits: if it is unmapped, by this call or another, the flush of the next
-    /// commit ends it; if it is still mapped, no flush does.
+    /// The error of a mapping that did not end. It waits if it is unmapped, by this call or another: the next commit's flush ends it. No flush ends
+    /// one that is still mapped.
     #[cold]
     fn not_ended(&mut self, error: UnmapError) -> NotUnmapped<RawMapping> {
         let waits = matches!(error, UnmapError::Unconfirmed { .. } | UnmapError::NotMapped { .. });
@@ -157,10 +156,10 @@ impl<X: Machine> Common<X> {
     }
 }
 
-/// Each mapping by itself, by the device's policy.
+/// Ends each mapping by itself, by the device's policy.
 pub(super) struct Direct;
 
-// One byte tells them apart, as every call does that.
+// `u8`, as every call looks at the tag.
 #[repr(u8)]
 pub(super) enum AnyLane<X: Machine> {
     Direct(Direct),
@@ -172,7 +171,7 @@ pub(super) enum AnyLane<X: Machine> {
     NotCoherent(Box<NotCoherent>),
 }
 
-/// Calls `$call` of the lane's strategy, `$lane`.
+/// Evaluates `$call` with the lane as `$lane`.
 macro_rules! by_lane {
     ($any:expr, $lane:ident => $call:expr) => {
         match $any {

@@ -1,4 +1,4 @@
-//! The strategies of a queue of a coherent device behind an IOMMU.
+//! The lanes of a coherent device behind an IOMMU.
 
 use super::lane::{Common, Direct, Lane, Unmapped};
 use super::{DmaMapError, DmaUnmapError, Machine};
@@ -29,7 +29,6 @@ impl<X: Machine> Lane<X> for Direct {
     }
 }
 
-/// Mappings are made directly, and end with their batch.
 impl<X: Machine> Lane<X> for BatchOf<X> {
     #[inline]
     unsafe fn map_for(
@@ -46,7 +45,7 @@ impl<X: Machine> Lane<X> for BatchOf<X> {
     #[inline(always)]
     fn unmap_for(&mut self, queue: &mut Common<X>, mapping: RawMapping) -> Unmapped {
         if self.is_full() {
-            // A batch whose commit failed. This unmap cannot report it: a later commit does.
+            // Its commit failed. This unmap cannot report what the next try ends: a later commit does.
             match self.commit() {
                 Ok(_) => self.told().take_back(),
                 Err(error) => return Err(NotUnmapped::of_commit(Some(mapping), error)),
@@ -55,8 +54,8 @@ impl<X: Machine> Lane<X> for BatchOf<X> {
         let range = queue.pages(&mapping);
         let used = range.map_or(0, IovaRange::len) - mapping.beside();
         if let Err(error) = self.unlink(range, used) {
-            // If another caller had removed a part by number, the commit invalidates all of the range nevertheless. Still mapped parts are reached
-            // whatever the hardware confirms.
+            // If another caller had unmapped a part, the commit invalidates all of the range nevertheless. No commit ends parts that are still
+            // mapped.
             let waits = matches!(error, UnmapError::NotMapped { .. });
             return Err(NotUnmapped { mapping: None, waits, error: error.into() });
         }
@@ -82,7 +81,7 @@ impl<X: Machine> Lane<X> for BatchOf<X> {
     }
 }
 
-/// A list that is longer than the ring, and never fits into it, is mapped directly, and ends strictly.
+/// A list longer than the whole ring is mapped by itself, and ends strictly.
 impl<X: Machine> Lane<X> for RingOf<X> {
     #[inline]
     unsafe fn map_for(
@@ -141,8 +140,8 @@ impl<X: Machine> Lane<X> for CopyingOf<X> {
 
     #[inline]
     fn unmap_for(&mut self, queue: &mut Common<X>, mapping: RawMapping) -> Unmapped {
-        // SAFETY: `unmap`'s clauses 1 and 3: this had the only token of the mapping, so no other unmap and, as they borrow it, no
-        // sync runs now or later. Clause 2: `map_raw`'s clause 2 holds until this returns.
+        // SAFETY: `unmap`'s clauses 1 and 3: this has the only token of the mapping, which syncs borrow, so no other unmap or sync runs now or later.
+        // Clause 2: `map_raw`'s clause 2 holds until this returns.
         let ended = unsafe { self.pool().unmap_by(queue.rule(), mapping.iova, mapping.word) };
         queue.ended_copy(ended)
     }
@@ -154,8 +153,8 @@ impl<X: Machine> Lane<X> for CopyingOf<X> {
         side: Side,
         part: (u64, u64),
     ) -> Result<(), DmaUnmapError> {
-        // SAFETY: the pool's clause 1: the mapping is borrowed, so it does not end meanwhile, and a queue is not `Sync`, so no two of its syncs
-        // meet. Clause 2 is `map_raw`'s clause 2, its maker's.
+        // SAFETY: the pool's clause 1: the mapping is borrowed, so it does not end meanwhile, and a queue is not `Sync`, so no two of its syncs run
+        // together. Clause 2 is `map_raw`'s clause 2, of the mapping's caller.
         unsafe { side.sync(self.pool(), mapping.iova, part) }
     }
 }
@@ -223,7 +222,6 @@ impl<X: Machine> Lane<X> for AdaptiveOf<X> {
     }
 }
 
-/// Writes the device's segments of a pool's mapping, and returns their number, with the mapping of `queue`.
 #[inline]
 fn of_pool(mapping: &PoolMapping<'_>, queue: u64, out: &mut [DmaSegment]) -> (usize, RawMapping) {
     (mapping.write_segments(out), RawMapping::of_pool(mapping, queue))

@@ -1,4 +1,4 @@
-//! Maps by number, each by its lane. A list is mapped as a whole or not at all.
+//! Maps by address. A list is mapped as a whole or not at all.
 
 use super::lane::{Lane, by_lane};
 use super::{AnyLane, DmaMapError, Queue};
@@ -12,9 +12,9 @@ impl<X: Machine, B: DmaBuffer> Queue<X, B> {
     /// Returns their number, at most `list.len()`; `out` must have room for that many.
     ///
     /// Cost and context as for the strategy's part: [`DmaDevice::map_sg`](crate::dma::DmaDevice::map_sg), and with the feature `parts`
-    /// `StrictRing::map_sg`, `BounceDevice::map`, `Swiotlb::map`. For a [non-coherent](super::Device::not_coherent) device a map allocates notes
-    /// of the list, unless an earlier one left them, and a map and an unmap take a step for each cache line; a commit, and the unmap that
-    /// completes a batch, a step for each line of all that waited.
+    /// `StrictRing::map_sg`, `BounceDevice::map`, `Swiotlb::map`. For a [non-coherent](super::Device::not_coherent) device, a map allocates a record
+    /// of the list, unless it can reuse an earlier one; map and unmap are O(cache lines); a commit, and the unmap that completes a batch, O(lines of
+    /// all that waited).
     ///
     /// # Errors
     /// [`DmaMapError`]: the list is mapped as a whole or not at all.
@@ -22,20 +22,20 @@ impl<X: Machine, B: DmaBuffer> Queue<X, B> {
     /// # Safety
     /// The mapping *lasts* until one of these has ended it:
     ///
-    /// - an [unmap](Self::unmap_raw) that returns [`Ended::Flushed`](crate::dma::Ended::Flushed) or [`Ended::Done`](crate::dma::Ended::Done), under a lazy
-    ///   policy together with the flush that this owes;
+    /// - an [unmap](Self::unmap_raw) that returns [`Ended::Flushed`](crate::dma::Ended::Flushed) or [`Ended::Done`](crate::dma::Ended::Done), under a
+    ///   lazy policy together with the flush that ends its window;
     /// - after [`Ended::Pending`](crate::dma::Ended::Pending), and after an error that [waits](crate::dma::NotUnmapped::waits): the next
     ///   [`Ended::Flushed`](crate::dma::Ended::Flushed), or the next successful [`commit`](Self::commit);
     /// - after [`MapListError::Unconfirmed`](crate::domain::MapListError::Unconfirmed): a successful [flush](crate::domain::Domain::flush) of the domain.
     ///
     /// From the call on and as long as the mapping lasts:
     ///
-    /// 1. The memory is the caller's to open to the device, as for [`Domain::map`](crate::domain::Domain::map), clauses 1 and 2.
-    /// 2. If the queue copies, all bytes of `list` are memory that the CPU reaches through the domain's [memory](Machine::Memory), and only
-    ///    devices and atomic accesses touch them while a call to this queue copies: this, the mapping's syncs and its unmap.
+    /// 1. The caller may let the device access the memory, as for [`Domain::map`](crate::domain::Domain::map), clauses 1 and 2.
+    /// 2. If the queue copies, the CPU reaches all bytes of `list` through the domain's [memory](Machine::Memory), and only devices and atomic
+    ///    accesses touch them while a call to this queue copies: this, the mapping's syncs and its unmap.
     /// 3. Only this queue ends the mapping.
     /// 4. For a [non-coherent](super::Device::not_coherent) device, all bytes of `list` are memory that CPUs reach. (A CPU's stores to memory that
-    ///    such a device writes, between the map and the mapping's end, are lost, unless a sync gives them to the device.)
+    ///    such a device writes are lost between the map and the mapping's end, unless a sync gives them to the device.)
     #[inline(always)]
     pub unsafe fn map_raw(
         &mut self,
@@ -60,13 +60,13 @@ impl<X: Machine, B: DmaBuffer> Queue<X, B> {
         }
         // SAFETY: clauses 1 to 4 are the caller's.
         match unsafe { self.map_otherwise(list, direction, out) } {
-            // Word by word: where both paths meet the words are in registers, not in memory that a call was given.
+            // Rebuilt word by word, so that the words stay in registers where the paths meet (see `RawMapping`).
             Ok((used, RawMapping { iova, word, tag })) => Ok((RawMapping { iova, word, tag }, used)),
             Err(error) => Err(error),
         }
     }
 
-    /// The fast path: maps one segment. Otherwise returns `None`, with nothing changed.
+    /// The fast path: maps one segment. `None`, with nothing changed, if it cannot.
     ///
     /// # Safety
     /// As [`map_raw`](Self::map_raw).

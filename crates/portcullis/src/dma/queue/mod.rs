@@ -1,5 +1,5 @@
-//! The front door: a driver's queue, with the same calls for every protection. A mapping's buffer comes back only when the policy in force allows it,
-//! and is leaked if that is unknown.
+//! A driver's queue, with the same calls for every protection. A mapping's buffer comes back only after the mapping has ended by its policy. If the
+//! queue ends before that is confirmed, the buffer is leaked.
 
 mod cleaned;
 mod config;
@@ -40,28 +40,28 @@ pub use door::{Device, DmaDomain, DmaMask, DomainBuilder};
 pub use error::{NotAllUnmapped, NotMapped};
 pub use object::AnyQueue;
 
-/// A queue of a device: it maps buffers for the device, and gives them back.
+/// Maps a driver's buffers for a device, and gives them back.
 ///
-/// [`QueueConfig`] chooses how. The calls are always these: [`map`](Self::map) takes a buffer and gives a [`Mapping`](super::Mapping) that owns
-/// it; [`unmap`](Self::unmap) takes the mapping, and gives buffers back, this one now or later; [`commit`](Self::commit), for a queue that falls
-/// idle, gives back all waiting ones. A buffer is given back only when no device reaches it. The exception is a lazy policy: mapped buffers of
-/// [`direct`](QueueConfig::direct) and [`bounce`](QueueConfig::bounce) come back at once, and devices may reach them until the flush that
+/// [`QueueConfig`] chooses how. The calls are always these: [`map`](Self::map) takes a buffer and returns a [`Mapping`](super::Mapping) that owns it;
+/// [`unmap`](Self::unmap) takes the mapping, and gives its buffer back, now or later; [`commit`](Self::commit), for a queue that falls idle, gives
+/// back all waiting ones. A buffer is given back only when no device reaches it. The exception is a lazy policy: mapped buffers of
+/// [`direct`](QueueConfig::direct) and [`bounce`](QueueConfig::bounce) come back from their unmap, and devices may reach them until the flush that
 /// covers them.
 ///
-/// [`map_raw`](Self::map_raw) and [`unmap_raw`](Self::unmap_raw) do the same by number, for kernels that keep track of their buffers themselves:
+/// [`map_raw`](Self::map_raw) and [`unmap_raw`](Self::unmap_raw) do this by address, for kernels that keep track of their buffers themselves:
 /// `Queue<X>`, without a type of buffers, has only these. Both kinds of unmaps wait for the same commits.
 ///
 /// | strategy | the device loses its access to | hardware waits |
 /// |---|---|---|
 /// | [`direct`](QueueConfig::direct) | each mapping, when its unmap returns, by the device's policy | one per mapping, by a strict policy |
 /// | [`batched`](QueueConfig::batched), [`ring`](QueueConfig::ring) | the batch, when it is complete or committed | one per batch |
-/// | [`bounce`](QueueConfig::bounce) | a buffer that is too large to copy and therefore mapped, by the device's policy; to a copied buffer it never had any | none for a copy through a buffer that stays mapped; else one, except for a mapped buffer under a lazy policy |
-/// | [`auto`](QueueConfig::auto) | a copied mapping, at once; a mapped one, with its batch | none; one per batch |
+/// | [`bounce`](QueueConfig::bounce) | a buffer too large to copy: by the device's policy, as it is mapped; a copied buffer: it never had access | none for a copy through a buffer that stays mapped; else one, except for a mapped buffer under a lazy policy |
+/// | [`auto`](QueueConfig::auto) | a copied mapping, at once; a mapped one, with its batch | a copy: as for `bounce`; a mapped one: one per batch, or one of its own if the ring has no room |
 ///
-/// A mapping that does not fit into a ring at all is mapped and ended directly, strictly.
+/// A mapping longer than the whole ring is mapped outside of it, and ends strictly, with a wait of its own.
 ///
-/// A queue belongs to one CPU at a time: it may be moved to another thread, and is not `Sync`. CPUs that drive one device have a queue
-/// each, and share nothing that they must manage:
+/// A queue belongs to one CPU at a time: it is `Send`, not `Sync`. Give each CPU that drives the device its own queue; they need no lock between
+/// them:
 ///
 /// ```
 /// # #[cfg(feature = "std")]
@@ -86,8 +86,8 @@ pub use object::AnyQueue;
 /// }
 /// ```
 ///
-/// Dropping a queue commits it. Unconfirmed buffers are then leaked rather than freed, and their addresses are held until a later flush of
-/// the domain. Open mappings stay mapped. If something below panics in a map or an unmap, that buffer is leaked.
+/// Dropping a queue commits it. Unconfirmed buffers are then leaked, and their addresses held until a later flush of the domain. Open mappings stay
+/// mapped. If a layer below panics in a map or an unmap, that buffer is leaked.
 ///
 /// ```
 /// # #[cfg(feature = "std")]
@@ -127,15 +127,14 @@ pub use object::AnyQueue;
 pub struct Queue<X: Machine, B: DmaBuffer = Infallible> {
     lane: AnyLane<X>,
     common: Common<X>,
-    /// Buffers that wait: dropped only after a commit, so that a panic below leaks what a device may reach.
+    /// Buffers that wait: dropped only after a commit, so that a panic leaks what a device may reach.
     buffers: ManuallyDrop<Vec<B>>,
-    /// Memory for lists of segments that the caller did not ask for.
+    /// For segments that the caller did not ask for.
     scratch: Vec<DmaSegment>,
-    /// Calls through `&Queue` come from one CPU at a time.
+    /// Makes the queue `!Sync`: calls through `&Queue` come from one CPU at a time.
     not_sync: PhantomData<Cell<()>>,
 }
 
-/// Shows the queue's strategy: the configured one, except [`QueueConfig::auto`] where there is no choice.
 impl<X: Machine, B: DmaBuffer> fmt::Debug for Queue<X, B> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Queue")
@@ -168,28 +167,27 @@ impl<X: Machine, B: DmaBuffer> Queue<X, B> {
         })
     }
 
-    /// The queue's strategy: the configured one, except [`QueueConfig::auto`] where there is no choice.
+    /// The configured strategy; for [`QueueConfig::auto`] without bounce memory or translation, the one that replaces it.
     #[cfg(feature = "parts")]
     pub fn strategy(&self) -> Strategy {
         self.lane.strategy()
     }
 
-    /// The number of mappings that were unmapped, and whose buffers have not come back: the next [commit](Self::commit) gives back all of
-    /// them, and until then the device may reach them. After a commit that failed, an unmap that finds its batch full commits again; its result
-    /// has no place for the earlier buffers, so they count here until the next [`Ended::Flushed`](super::Ended::Flushed) or commit has them.
+    /// The unmapped mappings whose buffers have not come back: the next [commit](Self::commit) gives them back. Until then treat the device as able
+    /// to reach them. After a failed commit, the next unmap commits again to make room. It cannot return the earlier buffers, so they count here
+    /// until an [`Ended::Flushed`](super::Ended::Flushed) or a commit returns them.
     #[inline]
     pub fn waiting(&self) -> usize {
         by_lane!(&self.lane, lane => lane.waiting_for(&self.common)) + self.common.owed
     }
 
-    /// The choices of [`QueueConfig::auto`] for each size, and their reasons; nothing for other strategies.
+    /// The choices of [`QueueConfig::auto`] for each size, with their reasons; nothing for other strategies.
     pub fn explain(&self) -> impl Iterator<Item = super::Explained> {
         let ring = if let AnyLane::Auto(ring) = &self.lane { Some(ring.explain()) } else { None };
         ring.into_iter().flatten()
     }
 }
 
-/// Commits, and drops the buffers that wait; if the hardware does not confirm, they are leaked.
 impl<X: Machine, B: DmaBuffer> Drop for Queue<X, B> {
     fn drop(&mut self) {
         if self.commit_raw().is_ok() {

@@ -1,20 +1,18 @@
-//! Queues of non-coherent devices, whose reads do not see the CPUs' caches, and whose writes leave stale lines there. All cache maintenance
-//! is here, except that of the bounce buffers behind an IOMMU (`cleaned`). A device finds what the CPU wrote before a map or a sync; the
-//! CPU finds, after an unmap or a sync, what the device wrote.
+//! Queues of non-coherent devices, whose reads do not see the CPUs' caches, and whose writes leave stale lines there. All cache maintenance is here,
+//! except that of the bounce buffers behind an IOMMU (`cleaned`).
 //!
-//! Such a queue contains one or two ordinary queues: one that maps, one that copies. Around their calls,
+//! The lane contains one or two ordinary queues: one that maps, one that copies. Around their calls,
 //!
-//! - mapped memory is **cleaned before** its translation is entered. For a device that reads, its data is then in memory, and never an
-//!   earlier owner's. For a device that writes, no dirty line is left that would be written back over its data.
-//! - memory that a device may have written is **invalidated after** its last possible write, and before its owner has it back: a CPU may
-//!   have prefetched any line since the map. A mapping in a batch ends with the batch's confirmed commit, not with its unmap; so the list
-//!   of waiting mappings is kept here. Under a lazy policy an unmap ends with the device's last *regular* write, which the driver knows of:
-//!   that is found. Writes after it, in the policy's window, the owner may find or not, line by line, as the user of a lazy policy must
-//!   accept.
+//! - mapped memory is **cleaned before** its translation is entered. A device that reads then finds the CPU's data, and never an earlier owner's. A
+//!   device that writes has no dirty line written back over its data.
+//! - memory that a device may have written is **invalidated after** its last possible write, and before its owner has it back: a CPU may have
+//!   prefetched any line since the map. A mapping in a batch ends with the batch's confirmed commit, not with its unmap; so the list of waiting
+//!   mappings is kept here. Under a lazy policy, an unmap makes visible what the device wrote before the driver learnt of its completion. Of later
+//!   writes, within the window, each line may be seen or lost; a user of a lazy policy accepts that.
 //! - nothing else has bytes in an invalidated line. A piece that a device may write is mapped only if it consists of whole lines; else it
 //!   is copied, or refused.
 //!
-//! The price is a step for each line of a mapping at its map, for data from the device another at its end, and some notes for each, whose memory is
+//! This costs a step for each line at the map and, for data from the device, another at the end; and a record of each mapping, whose memory is
 //! reused.
 
 use alloc::boxed::Box;
@@ -36,13 +34,13 @@ pub(super) type Inner = Box<dyn AnyQueue + Send>;
 
 pub(super) struct Copying {
     pub(super) queue: Inner,
-    /// Longer mappings are mapped, where they may be.
+    /// Buffers of up to this length are copied; longer ones are mapped if their ends allow it.
     pub(super) up_to: u64,
-    /// The most bytes that are copied where the other queue is full.
+    /// The most bytes that are copied if the other queue is full.
     pub(super) most: u64,
-    /// Bytes of a slot, if the device uses the copies' own addresses and nothing else maintains them; else 0.
+    /// The swiotlb's slot size, as this lane cleans and invalidates its slots; 0 for a pool, which does that itself (`Cleaned`).
     pub(super) slot: u64,
-    /// Masks: a piece that begins or ends inside such a unit is copied, for a device that reads, and one that writes.
+    /// Masks, for a device that reads and for one that writes: a piece that begins or ends inside such a unit is copied.
     pub(super) units: [u64; 2],
 }
 
@@ -52,10 +50,10 @@ pub(super) struct NotCoherent {
     pub(super) line: u64,
     pub(super) mapped: Option<Inner>,
     pub(super) copies: Option<Copying>,
-    /// Mappings, by the index in their tokens.
+    /// By the index in the tokens.
     made: Vec<Made>,
     free: Vec<usize>,
-    /// Mappings whose buffers come back with a commit.
+    /// Indices of mappings whose buffers come back with a commit.
     waiting: Vec<usize>,
 }
 
@@ -64,7 +62,7 @@ struct Made {
     token: Option<RawMapping>,
     copied: bool,
     writes: bool,
-    /// The memory that the device reaches by it, as far as it is maintained here.
+    /// The memory that this lane maintains.
     memory: Vec<PhysSegment>,
     view: Vec<DmaSegment>,
 }
@@ -91,7 +89,7 @@ impl NotCoherent {
         }
     }
 
-    /// The last of the free places, emptied, with room for a list of `len` pieces, so that an unmap allocates nothing.
+    /// The last of the free places, emptied, with room for `len` pieces and for its unmap, which allocates nothing.
     fn place_for(&mut self, len: usize) -> Result<usize, DmaMapError> {
         let no_memory = |_| DmaMapError::OutOfMemory;
         if self.free.is_empty() {
@@ -111,7 +109,7 @@ impl NotCoherent {
         Ok(index)
     }
 
-    /// Commits both queues, and then ends all waiting mappings. Returns their number.
+    /// Commits both queues, then ends all waiting mappings. Returns their number.
     #[inline(never)]
     fn commit_all(&mut self) -> Result<usize, DmaUnmapError> {
         let queues = self.mapped.iter_mut().chain(self.copies.iter_mut().map(|copies| &mut copies.queue));
@@ -120,14 +118,14 @@ impl NotCoherent {
         }
         let count = self.waiting.len();
         while let Some(index) = self.waiting.last().copied() {
-            // If this panics, it waits for the next commit.
+            // If this panics, the mapping waits for the next commit.
             self.end(index);
             self.waiting.pop();
         }
         Ok(count)
     }
 
-    /// Ends mapping `index`, which no device reaches.
+    /// Ends a mapping that no device reaches.
     fn end(&mut self, index: usize) {
         if !self.made[index].copied {
             self.invalidate(index);
@@ -135,7 +133,6 @@ impl NotCoherent {
         self.free.push(index);
     }
 
-    /// Invalidates the lines of a mapping that the device may have written.
     fn invalidate(&self, index: usize) {
         self.invalidate_part(index, 0, u64::MAX);
     }
@@ -145,15 +142,14 @@ impl NotCoherent {
         if !made.writes {
             return;
         }
-        // The driver has loaded the device's completion, or a commit the hardware's.
+        // After the load of the device's completion by the driver, or of the hardware's by a commit.
         fence(Ordering::Acquire);
-        // SAFETY: `invalidate`'s contract: it is memory, by clause 4 of the maker. Its lines are the mapping's only, as `is_mapped` checked, or as
-        // slots are; they were cleaned when it was mapped, or given to the device by a sync, and later stores of a CPU may be lost.
+        // SAFETY: `invalidate`'s contract: it is memory, by `map_raw`'s clause 4. Its lines are only the mapping's, as `is_mapped` checked, or whole
+        // slots; they were cleaned by the map or by a sync, and later stores of a CPU may be lost.
         part(&made.memory, offset, len, |piece| unsafe { self.cache.invalidate(piece.phys, piece.len) });
     }
 }
 
-/// The device reaches a list, or a copy of it.
 impl<X: Machine> Lane<X> for NotCoherent {
     // Out of line, as its other calls: another lane's call has no part of this frame.
     #[inline(never)]
@@ -177,7 +173,7 @@ impl<X: Machine> Lane<X> for NotCoherent {
             each(list, |piece| unsafe { self.cache.clean(piece.phys, piece.len) });
             // SAFETY: clauses 1 to 3 are the caller's.
             match unsafe { queue.map_raw(list, direction, out) } {
-                // It has no room, or no table for it: the other queue may.
+                // No room in the ring, or no table: copy it.
                 Err(DmaMapError::Full | DmaMapError::List(MapListError::Map(_)))
                     if self.copies.as_ref().is_some_and(|copies| len <= copies.most) =>
                 {
@@ -193,12 +189,12 @@ impl<X: Machine> Lane<X> for NotCoherent {
             mapped = Some(unsafe { copies.queue.map_raw(list, direction, out) }?);
         }
         let Some((token, used)) = mapped else { broken("a queue maps or copies") };
-        // No allocation: there was room for these before.
+        // `place_for` made room.
         let made = &mut self.made[index];
         made.view.extend_from_slice(&out[..used]);
         if slot > 0 {
             made.memory.extend(made.view.iter().map(in_memory));
-            // The device is told of them after this. Whole slots, as the rest of them was zeroed.
+            // Before the driver gives the device the addresses. Whole slots, as the pool zeroed the rest of them.
             // SAFETY: `clean`'s contract: slots are memory of the pool.
             each(&made.memory, |PhysSegment { phys, len }| unsafe {
                 let skip = phys.get() & (slot - 1);
@@ -218,7 +214,7 @@ impl<X: Machine> Lane<X> for NotCoherent {
         let index = mapping.word as usize;
         let Some(token) = self.made[index].token.take() else { broken("a token is unmapped once") };
         if self.made[index].copied {
-            // The copy is read in the call below; the driver knows that the device is done.
+            // Before the call below reads the copy; the driver knows that the device is done.
             self.invalidate(index);
         }
         let copies = self.copies.as_mut().map(|copies| &mut copies.queue);
@@ -242,7 +238,7 @@ impl<X: Machine> Lane<X> for NotCoherent {
                 match (back, waits) {
                     (true, _) => {}
                     (false, true) => self.waiting.push(index),
-                    // Its memory is never used again.
+                    // The owner never uses its memory again.
                     (false, false) => self.free.push(index),
                 }
                 Err(NotUnmapped { mapping: back.then_some(mapping), waits, error })
@@ -272,8 +268,8 @@ impl<X: Machine> Lane<X> for NotCoherent {
             Side::Device => {
                 queue.sync_raw_for_device(token, offset, len)?;
                 let Self { made, cache, .. } = self;
-                // Also for a device that only writes, as no dirty line may be left.
-                // SAFETY: `clean`'s contract is clause 4 of the mapping's maker.
+                // Also for a device that only writes, so that no dirty line is left.
+                // SAFETY: `clean`'s contract is `map_raw`'s clause 4, of the mapping's caller.
                 part(&made[index].memory, offset, len, |piece| unsafe { cache.clean(piece.phys, piece.len) });
                 Ok(())
             }
@@ -293,7 +289,6 @@ impl<X: Machine> Lane<X> for NotCoherent {
     }
 }
 
-/// The queue of a mapping: the one that copies, or the one that maps.
 fn either<Q>(copied: bool, copies: Option<Q>, mapped: Option<Q>) -> Q {
     let queue = if copied { copies } else { mapped };
     queue.unwrap_or_else(|| broken("a mapping is of a queue"))
@@ -307,14 +302,14 @@ fn each(list: &[PhysSegment], f: impl FnMut(PhysSegment)) {
     list.iter().copied().for_each(f);
 }
 
-/// Calls `f` with the parts of `list` among the `len` bytes from `offset` on.
+/// Calls `f` with the parts of `list` in the `len` bytes from `offset` on.
 fn part(list: &[PhysSegment], offset: u64, len: u64, mut f: impl FnMut(PhysSegment)) {
     let (mut skip, mut left) = (offset, len);
     for piece in list {
         let behind = skip.min(piece.len);
         let len = (piece.len - behind).min(left);
         if len > 0 {
-            // No overflow: the piece has these bytes.
+            // Does not overflow: the piece has these bytes.
             f(PhysSegment { phys: PhysAddr::new(piece.phys.get() + behind), len });
         }
         (skip, left) = (skip - behind, left - len);

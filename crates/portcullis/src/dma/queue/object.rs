@@ -1,12 +1,11 @@
-//! A queue behind a pointer, for drivers that are compiled once, and for callers in other languages. Each call is the queue's own, with the
-//! same contract.
+//! A queue behind a pointer, for drivers that are compiled once, and for callers in other languages.
 
 use super::{DmaMapError, DmaUnmapError, Machine, Queue};
 use crate::addr::{Direction, DmaSegment, PhysSegment};
 use crate::dma::DmaBuffer;
 use crate::dma::{Ended, NotUnmapped, RawMapping};
 
-/// The calls of a [`Queue`] by number, without generics: `&mut dyn AnyQueue`. Each is the queue's method of that name.
+/// The calls of a [`Queue`] by address, without generics: `&mut dyn AnyQueue`. Each has the contract of the queue's method.
 #[allow(clippy::result_large_err, reason = "a mapping that is refused comes back in place")]
 pub trait AnyQueue {
     /// [`Queue::map_raw`].

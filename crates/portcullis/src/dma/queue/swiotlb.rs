@@ -1,5 +1,4 @@
-//! Copies for a queue in a machine without an IOMMU. The machine's pool knows single pieces; here are lists of them, each copied as a whole
-//! or not at all.
+//! Copies for a queue without an IOMMU. The machine's pool maps single pieces; this maps lists, each as a whole or not at all.
 
 use alloc::vec::Vec;
 
@@ -13,7 +12,6 @@ use crate::dma::{Ended, NotUnmapped, RawMapping};
 use crate::domain::MapListError;
 use crate::heap::Shared;
 
-/// The pool, the device's constraints on addresses, and the open lists.
 pub(super) struct Copies<X: Machine> {
     pub(super) pool: Shared<Swiotlb<X::Platform, X::Memory>>,
     pub(super) constraints: Constraints,
@@ -36,7 +34,7 @@ impl<X: Machine> Copies<X> {
         Ok(DmaSegment { iova: Iova::new(mapped.phys.get()), len: mapped.len })
     }
 
-    /// Copies each piece of `list`, and returns the index of the list. Allocates.
+    /// Copies each piece of `list`, and returns the list's index. Allocates.
     ///
     /// # Safety
     /// As [`map_piece`](Self::map_piece), for each piece.
@@ -57,7 +55,7 @@ impl<X: Machine> Copies<X> {
                     self.lists[index].push(mapped);
                 }
                 Err(error) => {
-                    // SAFETY: the pieces were mapped just now, and nobody knows of them (1); the caller's clauses still hold (2).
+                    // SAFETY: the pieces were mapped just now, and no other call knows them (1); the caller's clauses still hold (2).
                     let _ = unsafe { self.unmap_list(index) };
                     return Err(error);
                 }
@@ -66,7 +64,7 @@ impl<X: Machine> Copies<X> {
         Ok(index)
     }
 
-    /// Takes a free place for a list of `len` pieces. It has room for them, and the list of free places has room for it: an unmap allocates nothing.
+    /// Takes a free place, with room for `len` pieces, and keeps room for it in `free`: an unmap allocates nothing.
     fn place_for(&mut self, len: usize) -> Result<usize, DmaMapError> {
         let no_memory = |_| DmaMapError::OutOfMemory;
         if self.free.is_empty() {
@@ -101,7 +99,6 @@ impl<X: Machine> Copies<X> {
         (mapping.kind() == Kind::Swiotlb { is_list: true }).then_some(mapping.word as usize)
     }
 
-    /// The pieces of a mapping that is a list.
     fn pieces(&self, mapping: &RawMapping) -> Option<&[DmaSegment]> {
         self.list(mapping).map(|index| &self.lists[index][..])
     }
@@ -135,8 +132,8 @@ impl<X: Machine> Lane<X> for Copies<X> {
     }
 
     fn unmap_for(&mut self, _: &mut Common<X>, mapping: RawMapping) -> Unmapped {
-        // SAFETY: the pool's clauses: this had the only token of the mapping, so no other unmap and, as they borrow it, no sync runs now or later
-        // (1). `map_raw`'s clause 2 holds until this returns (2).
+        // SAFETY: the pool's clauses: this has the only token of the mapping, which syncs borrow, so no other unmap or sync runs now or later (1).
+        // `map_raw`'s clause 2 holds until this returns (2).
         let ended = unsafe {
             match self.list(&mapping) {
                 Some(index) => self.unmap_list(index),
@@ -151,7 +148,7 @@ impl<X: Machine> Lane<X> for Copies<X> {
         self.pieces(mapping)
     }
 
-    /// Copies the bytes of the part, as far as the mapping has them.
+    /// Copies the bytes of the part that the mapping has.
     fn sync_for(
         &self,
         _: &Common<X>,
@@ -166,7 +163,7 @@ impl<X: Machine> Lane<X> for Copies<X> {
             if first < last {
                 let phys = PhysAddr::new(segment.iova.get().wrapping_add(first - begins));
                 // SAFETY: the pool's clause 1: the mapping is borrowed, so it does not end meanwhile, and a queue is not `Sync`, so no two of its
-                // syncs meet. Clause 2 is `map_raw`'s clause 2, its maker's.
+                // syncs run together. Clause 2 is `map_raw`'s clause 2, of the mapping's caller.
                 unsafe {
                     match side {
                         Side::Cpu => self.pool.piece_for_cpu(phys, last - first)?,

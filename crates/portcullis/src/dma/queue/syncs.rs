@@ -1,4 +1,4 @@
-//! Syncs of an open mapping, each by its lane: of the queue's own mappings alone.
+//! Syncs of open mappings by address.
 
 use super::lane::{AnyLane, Lane, by_lane};
 use super::{DmaUnmapError, Queue};
@@ -7,8 +7,8 @@ use crate::dma::device::Side;
 use crate::dma::{DmaBuffer, RawMapping};
 
 impl<X: Machine, B: DmaBuffer> Queue<X, B> {
-    /// Makes the device's writes of `len` bytes, from `offset` on, of an open mapping visible to the CPU: copies them, if there is a copy,
-    /// and orders the CPU's later reads after that. O(len) if there is a copy or the device is non-coherent; otherwise a fence.
+    /// Makes the device's writes to `len` bytes of an open mapping, from `offset` on, visible to the CPU, and orders the CPU's later reads after
+    /// them. O(len) if there is a copy or the device is non-coherent; otherwise a fence.
     ///
     /// A raw mapping does not know its length, so a part outside of it is an error only if there is a copy.
     ///
@@ -18,8 +18,8 @@ impl<X: Machine, B: DmaBuffer> Queue<X, B> {
         self.sync(mapping, Side::Cpu, (offset, len))
     }
 
-    /// Makes the CPU's writes of `len` bytes, from `offset` on, of an open mapping visible to the device: copies them, if there is a copy,
-    /// and orders the CPU's later writes after that. O(len) if there is a copy or the device is non-coherent; otherwise a fence.
+    /// Makes the CPU's writes to `len` bytes of an open mapping, from `offset` on, visible to the device, and orders the CPU's later writes after
+    /// them. Cost, limits and errors as for [`sync_raw_for_cpu`](Self::sync_raw_for_cpu).
     ///
     /// A raw mapping does not know its length, so a part outside of it is an error only if there is a copy.
     ///

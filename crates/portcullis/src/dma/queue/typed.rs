@@ -1,5 +1,4 @@
-//! The calls of a queue whose mappings own their buffers. A buffer is given back or dropped only after its mapping has ended; if that is
-//! unknown, it is leaked.
+//! The calls of a queue whose mappings own their buffers.
 
 use alloc::vec::{Drain, Vec};
 use core::mem::ManuallyDrop;
@@ -16,20 +15,21 @@ use crate::domain::DeviceView;
 
 #[allow(clippy::result_large_err, reason = "a mapping that is refused comes back in place")]
 impl<X: Machine, B: DmaBuffer> Queue<X, B> {
-    /// Lets the device reach `buffer`, or a copy of it, and takes it into the mapping. Cost and context as for [`map_raw`](Self::map_raw);
-    /// for more than one piece it may allocate.
+    /// Lets the device reach `buffer`, or a copy of it, until its unmap. Cost and context as for [`map_raw`](Self::map_raw); for more than one piece
+    /// it may allocate.
     ///
     /// # Errors
     /// [`NotMapped`] gives the buffer back, unless the device may reach it.
     #[inline(always)]
     pub fn map(&mut self, buffer: B, direction: Direction) -> Result<Mapping<B>, NotMapped<B>> {
-        // If a call below panics, the device may reach it: then it is leaked.
+        // If a call below panics, the buffer is leaked, as the device may reach it.
         let buffer = ManuallyDrop::new(buffer);
-        // `map_raw`'s clauses, by `DmaBuffer`: the memory is the buffer's (1 and 2 there), and safe code accesses it as a device's may be accessed
-        // (3 and 4 there); the buffer is given back or dropped only after its mapping has ended, or leaked; and no other caller has the mapping.
+        // `map_raw`'s clauses 1, 2 and 4, by `DmaBuffer`'s: the memory is the buffer's (1 and 2 there), and safe code stays sound while devices and
+        // copies access it (3 and 4 there); the buffer is given back or dropped only after its mapping has ended, or leaked. Clause 3: no other
+        // caller has the mapping.
         let mapped = match buffer.segments() {
-            // This arm returns by itself, so that the words stay in registers. The slow path gets a copy of the segment: a pointer to it would force
-            // the buffer into memory.
+            // This arm returns by itself, so that the words stay in registers. The slow path gets a copy of the segment, as a pointer to it would
+            // force the buffer into memory.
             // SAFETY: clauses 1 to 4, as above.
             [segment] => match unsafe { self.map_fast(*segment, direction) } {
                 Some(raw) => return Ok(Mapping { raw, buffer }),
@@ -82,7 +82,7 @@ impl<X: Machine, B: DmaBuffer> Queue<X, B> {
         mapped.map(|(mapping, _)| mapping)
     }
 
-    /// The device's segments of a mapping, for its descriptors, in order. Nothing for a mapping of another queue.
+    /// The device's segments of a mapping, in order. Nothing for a mapping of another queue.
     pub fn segments<'a>(
         &'a self,
         mapping: &'a Mapping<B>,
@@ -111,14 +111,14 @@ impl<X: Machine, B: DmaBuffer> Queue<X, B> {
         one.into_iter().chain(view).chain(copies.iter().copied())
     }
 
-    /// Ends a mapping. The strategy decides whether its buffer comes back at once or with others: see [`Queue`]. Cost and context as for
+    /// Ends a mapping. The strategy decides whether its buffer comes back now or with others: see [`Queue`]. Cost and context as for
     /// [`unmap_raw`](Self::unmap_raw).
     ///
     /// # Errors
-    /// [`NotUnmapped`]: the buffer does not come back yet. A mapping of another queue comes back, unchanged.
+    /// [`NotUnmapped`]: the buffer does not come back yet. A mapping of another queue comes back unchanged.
     #[inline(always)]
     pub fn unmap(&mut self, mapping: Mapping<B>) -> Result<Ended<B, Drain<'_, B>>, NotUnmapped<Mapping<B>>> {
-        // If a call below panics, the buffer is leaked, as it is unknown whether it waits.
+        // If a call below panics, the buffer is leaked: whether it waits is unknown.
         let Mapping { raw, buffer } = mapping;
         match self.unmap_raw(raw) {
             Ok(Ended::Done(())) => Ok(Ended::Done(ManuallyDrop::into_inner(buffer))),
@@ -130,7 +130,7 @@ impl<X: Machine, B: DmaBuffer> Queue<X, B> {
                 self.keep(buffer);
                 Ok(Ended::Flushed(self.buffers.drain(..)))
             }
-            // Inlined: a call would take the buffer's address, and so force it into memory.
+            // Inlined: a call would force the buffer into memory.
             Err(NotUnmapped { mapping, mut waits, error }) => {
                 let mapping = match mapping {
                     Some(raw) => Some(Mapping { raw, buffer }),
@@ -144,10 +144,10 @@ impl<X: Machine, B: DmaBuffer> Queue<X, B> {
         }
     }
 
-    /// Keeps a buffer until a commit. Returns `false` without memory for it: then it is leaked.
+    /// Keeps a buffer until a commit. Without memory for that it is leaked, and this returns `false`.
     #[inline]
     fn keep(&mut self, buffer: ManuallyDrop<B>) -> bool {
-        // There is room for a batch from the beginning. More wait only if hardware does not confirm.
+        // `new` made room for a batch. More wait only if hardware does not confirm.
         let has_room = self.buffers.len() < self.buffers.capacity() || self.buffers.try_reserve(1).is_ok();
         if has_room {
             self.buffers.push(ManuallyDrop::into_inner(buffer));
@@ -155,30 +155,27 @@ impl<X: Machine, B: DmaBuffer> Queue<X, B> {
         has_room
     }
 
-    /// Waits until no device reaches the mappings that [wait](Self::waiting) for a commit, and gives back all their buffers, in the order
-    /// of their unmaps: for a queue that falls idle. Cost and context as for [`commit_raw`](Self::commit_raw).
+    /// As [`commit_raw`](Self::commit_raw), but gives back the buffers, in the order of their unmaps.
     ///
     /// # Errors
-    /// [`DmaUnmapError`]: everything goes on waiting, and can be committed again.
+    /// [`DmaUnmapError`]: everything still waits, and can be committed again.
     pub fn commit(&mut self) -> Result<Drain<'_, B>, DmaUnmapError> {
         self.commit_raw()?;
         Ok(self.buffers.drain(..))
     }
 
-    /// Ends all of `mappings` by the policy in force, and commits: for a device that is gone or was reset, and for a driver that stops.
-    /// Calls `back` with each buffer that the driver may use again. An unmap that ends directly gives its buffer back at once. A commit
-    /// gives back all buffers that wait for it, of earlier unmaps, too, in the order of their unmaps.
+    /// Ends all of `mappings` by the policy in force, and commits: for a device that is gone or was reset, and for a driver that stops. Calls `back`
+    /// with each buffer that the driver may use again, including those of earlier unmaps, in the order in which they come back.
     ///
-    /// After `Ok` all of them have come back, and nothing [waits](Self::waiting). If the hardware does not confirm an unmap, the commit at
-    /// the end retries, so not every failed unmap is an error of this call.
+    /// After `Ok` all of them have come back, and nothing [waits](Self::waiting). The final commit retries unconfirmed unmaps, so a failed unmap need
+    /// not fail this call.
     ///
-    /// Context: that of [`unmap`](Self::unmap). It waits as often as the unmaps themselves and two commits; if the hardware does not answer
-    /// any more, each of these may take its whole time-out. It allocates only for mappings that do not end. If `back` panics, the remaining
-    /// mappings stay open, and their buffers are leaked.
+    /// Context: that of [`unmap`](Self::unmap). Waits as often as the unmaps themselves and two commits; if the hardware does not answer any more,
+    /// each may take its whole time-out. Allocates only for mappings that do not end. If `back` panics, the remaining mappings stay open, and their
+    /// buffers are leaked.
     ///
     /// # Errors
-    /// [`NotAllUnmapped`]: it has the mappings that can be unmapped again (dropped, they stay open), and the numbers of buffers that wait for a successful
-    /// commit, and that are leaked.
+    /// [`NotAllUnmapped`], with the mappings that can be unmapped again (dropped, they stay open).
     pub fn unmap_all(
         &mut self,
         mappings: impl IntoIterator<Item = Mapping<B>>,
@@ -188,7 +185,7 @@ impl<X: Machine, B: DmaBuffer> Queue<X, B> {
         let mut confirms = true;
         for mapping in mappings {
             let mut ended = self.unmap_to(mapping, &mut back);
-            // A whole batch waits, as its commit failed: another may make room. If that fails, too, none is tried before the last.
+            // The batch is full because its commit failed; another commit may make room. If that fails, too, do not retry until the end.
             if confirms
                 && matches!(&ended, Err(failed) if failed.mapping.is_some() && failed.error.is_of_commit())
             {
@@ -202,7 +199,7 @@ impl<X: Machine, B: DmaBuffer> Queue<X, B> {
                 Err(NotUnmapped { mapping: None, error, .. }) => (leaked, last) = (leaked + 1, Some(error)),
                 Err(NotUnmapped { mapping: Some(mapping), error, .. }) => {
                     last = Some(error);
-                    // Without memory for it the mapping stays open, and its buffer is leaked.
+                    // Without memory for `kept` the mapping stays open, and its buffer is leaked.
                     if kept.try_reserve(1).is_ok() {
                         kept.push(mapping);
                     } else {
@@ -229,8 +226,8 @@ impl<X: Machine, B: DmaBuffer> Queue<X, B> {
         self.unmap(mapping).map(|ended| ended.for_each(back))
     }
 
-    /// Makes the device's writes of `len` bytes, from `offset` on, of an open mapping's buffer visible to the CPU: copies them, if there is
-    /// a copy, and orders the CPU's later reads after that. O(len) if there is a copy or the device is non-coherent; otherwise a fence.
+    /// Makes the device's writes to `len` bytes of an open mapping's buffer, from `offset` on, visible to the CPU, and orders the CPU's later reads
+    /// after them. O(len) if there is a copy or the device is non-coherent; otherwise a fence.
     ///
     /// # Errors
     /// [`DmaUnmapError`]: nothing is copied. [`OutOfRange`](DmaUnmapError::OutOfRange) by every strategy, even without copies.
@@ -238,8 +235,8 @@ impl<X: Machine, B: DmaBuffer> Queue<X, B> {
         self.sync_part(mapping, Side::Cpu, (offset, len))
     }
 
-    /// Makes the CPU's writes of `len` bytes, from `offset` on, of an open mapping's buffer visible to the device: copies them, if there is
-    /// a copy, and orders the CPU's later writes after that. O(len) if there is a copy or the device is non-coherent; otherwise a fence.
+    /// Makes the CPU's writes to `len` bytes of an open mapping's buffer, from `offset` on, visible to the device, and orders the CPU's later writes
+    /// after them. Cost as for [`sync_for_cpu`](Self::sync_for_cpu).
     ///
     /// # Errors
     /// [`DmaUnmapError`]: nothing is copied. [`OutOfRange`](DmaUnmapError::OutOfRange) by every strategy, even without copies.
@@ -247,7 +244,7 @@ impl<X: Machine, B: DmaBuffer> Queue<X, B> {
         self.sync_part(mapping, Side::Device, (offset, len))
     }
 
-    /// Checks the part here, as a queue without copies does not look at it.
+    /// Checks the part, which lanes without copies do not.
     fn sync_part(&self, mapping: &Mapping<B>, side: Side, part: (u64, u64)) -> Result<(), DmaUnmapError> {
         if mapping.raw.queue() == self.common.number {
             inside(mapping.iova(), mapping.len(), part)?;

@@ -1,5 +1,4 @@
-//! Commits: the unmapped descriptors of a batch end together. Their addresses are free again only after the hardware has confirmed that no device
-//! reaches them.
+//! Commits. The addresses of a batch are free again only after the hardware has confirmed that no device reaches them.
 
 use super::StrictRing;
 use super::unmaps::hold;
@@ -11,7 +10,7 @@ use crate::heap::OutOfMemory;
 use crate::mapper::Mapper;
 use crate::platform::Platform;
 
-/// Guards a descriptor that is unmapped while a whole batch waits. Dropped, as the commit panics, it waits, too.
+/// Holds the range being unmapped while a full batch is committed first. If the commit panics, the drop adds the range to the waiting ones.
 struct Last<'a, M: Mapper, P: Platform> {
     ring: &'a mut StrictRing<M, P>,
     range: IovaRange,
@@ -27,13 +26,13 @@ impl<M: Mapper, P: Platform> Drop for Last<'_, M, P> {
 impl<M: Mapper, P: Platform> StrictRing<M, P> {
     /// Waits until no device reaches anything that was unmapped before, and frees the descriptors' addresses. Returns the number of descriptors.
     ///
-    /// Clears the waiting ranges, with one walk for each run of neighbours and leaf table; then makes one submission to the hardware (see
-    /// [`StrictRing`]), or none if nothing waits.
+    /// One walk for each leaf table of each run of adjacent ranges; then one submission to the hardware (see [`StrictRing`]), or none if nothing
+    /// waits.
     ///
     /// Context: allocates nothing. The caller holds no lock and no CPU.
     ///
     /// # Errors
-    /// [`DmaUnmapError::Unconfirmed`], [`DmaUnmapError::StillMapped`]: all descriptors go on waiting, and can be committed again.
+    /// [`DmaUnmapError::Unconfirmed`], [`DmaUnmapError::StillMapped`]: all descriptors still wait, and can be committed again.
     pub fn commit(&mut self) -> Result<usize, DmaUnmapError> {
         self.clear_waiting()?;
         let domain = self.device.domain();
@@ -42,7 +41,7 @@ impl<M: Mapper, P: Platform> StrictRing<M, P> {
         let unmaps = core::mem::take(&mut self.unmapped);
         if let Some(arena) = &mut self.arena {
             for run in self.waiting.drain(..).chain(self.unconfirmed.drain(..)) {
-                // Adjacent reservations, each of which waited once.
+                // `free` takes a run: it is adjacent reservations, each in it once.
                 let freed = arena.free(run);
                 debug_assert!(freed.is_ok());
             }
@@ -53,33 +52,33 @@ impl<M: Mapper, P: Platform> StrictRing<M, P> {
         Ok(self.told.commit(unmaps))
     }
 
-    /// Disowns the waiting ranges: no commit reports them. It retries them nevertheless, and they keep their addresses until they are confirmed.
+    /// Gives up the report of the waiting ranges: later commits retry them, but report them to nobody. They keep their addresses until they are
+    /// confirmed.
     ///
     /// # Errors
-    /// [`OutOfMemory`]: the next batch has no room, as an unmap allocates nothing. The ring must not be used.
+    /// [`OutOfMemory`]: no room for the next batch, as an unmap allocates nothing. Do not use the ring then.
     pub(in crate::dma) fn disown(&mut self) -> Result<(), OutOfMemory> {
         self.tally.unmaps += core::mem::take(&mut self.unmapped) as u64;
         self.waiting.try_reserve(self.batch + 1).map_err(|_| OutOfMemory)
     }
 
-    /// Whether a caller has anything for a commit to confirm.
+    /// Whether a caller waits for a commit.
     pub(in crate::dma) fn has_unconfirmed(&self) -> bool {
         self.unmapped > 0 || !self.unconfirmed.is_empty()
     }
 
-    /// The account of commits' mappings, for a caller that cannot report them.
+    /// For a caller that commits but cannot report the result: [`Told::take_back`] leaves it to the next commit.
     pub(in crate::dma) fn told(&mut self) -> &mut Told {
         &mut self.told
     }
 
-    /// Commits a whole waiting batch, before `range` can wait, too. If that panics, `range` waits like the others, as no other part of the ring
-    /// knows of it any more.
+    /// Commits a full batch, so that `range` can wait, too. If that panics, `range` waits like the others.
     #[cold]
     pub(super) fn commit_before(&mut self, range: IovaRange) -> Result<(), DmaUnmapError> {
         let last = Last { ring: self, range };
         let result = last.ring.commit();
         core::mem::forget(last);
-        // The unmap can report only that `range` waits from now on.
+        // The unmap can report only that `range` waits.
         result.map(|_| self.told.take_back())
     }
 
@@ -87,7 +86,6 @@ impl<M: Mapper, P: Platform> StrictRing<M, P> {
     pub(super) fn refused(&mut self, range: IovaRange, failed: LinkFailed) -> DmaMapError {
         let LinkFailed { error, remains } = failed;
         match remains.addresses() {
-            // They stay reserved.
             Fate::Lost => {}
             Fate::Held => self.unconfirmed.push(range),
             Fate::Free => {
@@ -100,7 +98,7 @@ impl<M: Mapper, P: Platform> StrictRing<M, P> {
         error.into()
     }
 
-    /// Clears the waiting ranges, neighbours together.
+    /// Clears the waiting ranges, adjacent ones together.
     fn clear_waiting(&mut self) -> Result<(), DmaUnmapError> {
         sort(&mut self.waiting);
         self.waiting.dedup_by(|next, run| run.joined(*next).map(|joined| *run = joined).is_some());
@@ -115,8 +113,8 @@ impl<M: Mapper, P: Platform> StrictRing<M, P> {
     }
 }
 
-/// Sorts ranges by start, in place: by Shell's method (CACM 2(7), 1959) with the gaps of Ciura (FCT 2001). For a few hundred ranges it takes about as
-/// many steps as the core library's sort, and needs none of its stack of several KiB.
+/// Shell sort by start (CACM 2(7), 1959), with the gaps of Ciura (FCT 2001). For a few hundred ranges it takes about as many steps as the core
+/// library's sort, without its several KiB of stack.
 fn sort(ranges: &mut [IovaRange]) {
     const GAPS: [usize; 8] = [701, 301, 132, 57, 23, 10, 4, 1];
     // A ring hands out addresses from the top down.

@@ -1,4 +1,4 @@
-//! Errors of a ring's addresses, as drivers get them.
+//! An arena's errors, as drivers get them.
 
 use super::StrictRingConfig;
 use crate::bounce::error::DmaMapError;
@@ -31,7 +31,7 @@ pub(super) fn no_addresses(error: ArenaError) -> DmaMapError {
         ArenaError::Space(error) => DmaMapError::List(error.into()),
         ArenaError::OutOfMemory => DmaMapError::OutOfMemory,
         ArenaError::Empty => DmaMapError::List(MapListError::EmptyList),
-        // A reservation returns only the first of these. With each of them nothing is mapped, and drivers have an answer to a full ring.
+        // `reserve` returns only `Full`. The rest cannot occur; `Full` is a safe answer, as nothing is mapped.
         ArenaError::Full { .. }
         | ArenaError::Granule { .. }
         | ArenaError::TooLarge { .. }

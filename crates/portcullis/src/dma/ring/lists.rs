@@ -1,4 +1,4 @@
-//! A ring's map of a list: in one exclusive section of the CPU on the fast path, else in several.
+//! Maps of lists: in one exclusive section of the CPU on the fast path, else in several.
 
 use super::unmaps::hold;
 use super::{StrictRing, no_addresses};
@@ -71,7 +71,7 @@ impl<M: Mapper, P: Platform> StrictRing<M, P> {
             torn.done();
             linked
         };
-        // For one segment the caller has tried this.
+        // For one segment, `map_fast` has already failed.
         let range = if list.len() > 1 { arena.reserve_if(len, link) } else { None };
         let range = match range {
             Some(range) => range,
@@ -96,7 +96,7 @@ impl<M: Mapper, P: Platform> StrictRing<M, P> {
         len: u64,
         direction: Direction,
     ) -> Result<IovaRange, DmaMapError> {
-        // For a refused list whose invalidation the hardware does not confirm.
+        // `refused` pushes the range here if the hardware does not confirm.
         self.unconfirmed.try_reserve(1).map_err(|_| DmaMapError::OutOfMemory)?;
         let Some(arena) = &mut self.arena else { broken("a ring of a domain that translates has addresses") };
         let range = arena.reserve(len).map_err(no_addresses)?;

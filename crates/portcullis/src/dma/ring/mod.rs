@@ -1,5 +1,4 @@
-//! Rings of addresses, for queues whose descriptors come and go in order. Neither memory nor addresses of a descriptor may be used again before
-//! the commit of its batch is confirmed. That is strict protection, near the price of none.
+//! Rings of addresses, for queues whose descriptors come and go in order.
 
 mod commit;
 mod error;
@@ -29,11 +28,11 @@ use self::unmaps::hold;
 /// The configuration of a [`StrictRing`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct StrictRingConfig {
-    /// The most descriptors that are mapped, or wait for a commit, at once: at least the length of the queue and a batch.
+    /// The most descriptors that are mapped or wait for a commit at a time: give it at least the queue's length plus a batch.
     pub descriptors: u32,
-    /// Bytes of the pages of a usual descriptor. Others may have any length.
+    /// Bytes, in whole pages, of a typical descriptor's buffer. Other buffers may have any length.
     pub descriptor_bytes: u64,
-    /// Descriptors that become unreachable together, with one wait: 1 to [`MOST_IN_BATCH`].
+    /// Descriptors that become unreachable together, with one wait for hardware: 1 to [`MOST_IN_BATCH`].
     pub batch: usize,
     /// The ring's [colour](RingConfig::colour); `None` for the domain's next. A domain numbers only its own rings: a driver with many
     /// domains behind one IOMMU numbers their rings here.
@@ -47,20 +46,18 @@ impl StrictRingConfig {
     }
 }
 
-/// A queue's own addresses, mapped and unmapped by descriptor.
+/// Maps and unmaps a queue's descriptors in a ring of addresses of its own.
 ///
-/// **The unit of protection is the batch** of [`batch`](StrictRingConfig::batch) descriptors, which may be 1. An unmapped descriptor counts
-/// as mapped, and is, until its batch is committed. The ring commits as soon as a whole batch waits. A driver calls
-/// [`commit`](Self::commit) when the queue falls idle, so that nothing waits for ever. After a commit no device reaches anything of the
-/// batch, whatever the domain's policy, except passthrough, where nothing is ever unreachable.
+/// **The unit of protection is the batch** of [`batch`](StrictRingConfig::batch) descriptors, which may be 1. An unmapped descriptor stays mapped
+/// until its batch is committed. The ring commits as soon as a whole batch waits. A driver calls [`commit`](Self::commit) when the queue falls idle,
+/// so that nothing waits for ever. After a commit no device reaches anything of the batch, under every policy of the domain but passthrough.
 ///
-/// A list is mapped with one reservation in a [`RingArena`] and one walk, or none if its pages are in a leaf table that the CPU used lately.
-/// Descriptors that are unmapped together are adjacent when the queue works in order: one walk clears all of them, and one range invalidation
-/// covers all (of leaves only, so the paging-structure caches stay). In any other order they are sorted. That costs O(n log n) for a batch of n,
-/// and more requests if others are mapped in between, still with one wait.
+/// A list is mapped with one reservation in a [`RingArena`] and one walk, or none if its pages are in a leaf table that the CPU used lately. If the
+/// queue works in order, the descriptors of a batch are adjacent: one walk clears all of them, and one range invalidation covers them (of leaves
+/// only, so the paging-structure caches stay). In any other order a commit sorts them, in O(n log n) for a batch of n, and makes more requests if
+/// others are mapped in between, still with one wait.
 ///
-/// It belongs to the owner of the queue: one CPU at a time calls it. A driver with maps and unmaps of different sizes builds its queue from
-/// a domain's [tokens](crate::domain::Reserved).
+/// One CPU at a time calls it. A driver that unmaps other units than it mapped builds its queue from a domain's [tokens](crate::domain::Reserved).
 ///
 /// ```
 /// # #[cfg(feature = "std")]
@@ -111,23 +108,22 @@ pub struct StrictRing<M: Mapper, P: Platform> {
     /// Tells its descriptors from those of a ring of another domain, which may have the same addresses.
     number: u64,
     batch: usize,
-    /// Unmapped ranges that are neither cleared nor confirmed; neighbours that were unmapped one after the other are one range. There is room
-    /// for a batch, as an unmap allocates nothing.
+    /// Ranges that a commit has to clear and confirm. Adjacent ranges that were unmapped in order are one. There is room for a batch, as an unmap
+    /// allocates nothing.
     waiting: Vec<IovaRange>,
-    /// Descriptors that are unmapped and wait. Without translation nothing else is known of them.
+    /// Descriptors that are unmapped and wait.
     unmapped: usize,
     unlinked: Gather,
     /// Ranges of refused lists, which devices may still reach. Empty unless hardware fails.
     unconfirmed: Vec<IovaRange>,
     closing: u64,
-    /// Counts that the domain does not have yet.
+    /// Counts for the domain's statistics that it does not have yet.
     tally: Tally,
     told: Told,
 }
 
 impl<M: Mapper, P: Platform> StrictRing<M, P> {
-    /// Makes a ring of addresses that `device` reaches, of the colour in `config` or of the domain's next. Allocates; may be slow: see
-    /// [`RingArena::new`].
+    /// Makes a ring of addresses that `device` reaches. Allocates; may be slow: see [`RingArena::new`].
     ///
     /// # Errors
     /// [`SetupError::NotCoherent`], [`SetupError::Batch`], [`SetupError::OutOfMemory`]; [`SetupError::NoRing`] and [`SetupError::Space`] if the
@@ -140,7 +136,7 @@ impl<M: Mapper, P: Platform> StrictRing<M, P> {
         if !(1..=MOST_IN_BATCH).contains(&batch) {
             return Err(SetupError::Batch { batch, most: MOST_IN_BATCH });
         }
-        // Before the addresses, which nothing would take back if this failed.
+        // First: if this failed after the arena was made, its addresses would leak.
         let waiting = room_for(batch + 1)?;
         let arena = if device.is_translated() {
             let domain = device.domain();
@@ -168,8 +164,8 @@ impl<M: Mapper, P: Platform> StrictRing<M, P> {
         })
     }
 
-    /// Maps a descriptor's list with one reservation and at most one walk, and writes the device's segments to `out`: touching ones are
-    /// merged. Returns their number, at most `list.len()`; `out` must have room for that many. O(1) and a step for each page.
+    /// Maps a descriptor's list, and writes the device's segments to `out`: touching ones are merged. Returns their number, at most `list.len()`;
+    /// `out` must have room for that many. O(pages).
     ///
     /// Context: may allocate page tables. Waits for hardware if a refused list is undone, if memory for tables has run out, so that empty ones are
     /// reclaimed, and in caching mode. The caller holds no lock and no CPU.
@@ -198,13 +194,13 @@ impl<M: Mapper, P: Platform> StrictRing<M, P> {
             *first = DmaSegment { iova: mapping.iova, len: segment.len };
             return Ok((mapping, 1));
         }
-        // Word by word: where the two paths meet, the words are in registers, and not in memory that a call was given.
+        // Rebuilt word by word, so that the words stay in registers where the two paths meet (see `RawMapping`).
         // SAFETY: clauses 1 and 2 are the caller's.
         let (RawMapping { iova, word, tag }, used) = unsafe { self.map_list_sg(list, direction, out) }?;
         Ok((RawMapping { iova, word, tag }, used))
     }
 
-    /// As [`map_sg`](Self::map_sg), without the device's segments: for one segment, [`RawMapping::iova`] says it all.
+    /// As [`map_sg`](Self::map_sg), but does not write the device's segments. One segment needs only [`RawMapping::iova`].
     ///
     /// # Errors
     /// As [`map_sg`](Self::map_sg).
@@ -234,7 +230,7 @@ impl<M: Mapper, P: Platform> StrictRing<M, P> {
         RawMapping::in_pages(self.device.first_of(segment, range), range, segment.len, self.number)
     }
 
-    /// The fast path: maps one segment, and returns its pages. Otherwise nothing is changed.
+    /// The fast path: maps one segment, and returns its pages; or changes nothing.
     ///
     /// # Safety
     /// As for [`map_sg`](Self::map_sg), clause 1.
@@ -249,7 +245,7 @@ impl<M: Mapper, P: Platform> StrictRing<M, P> {
         let granule = arena.granule();
         let PhysSegment { phys, len } = segment;
         let offset = phys.page_offset(granule);
-        // Segments of no bytes, and segments that wrap, are refused elsewhere.
+        // The slow path reports empty segments, and ones that wrap.
         phys.checked_add(NonZeroU64::new(len)?.get() - 1)?;
         let bytes = granule.round_up(offset.checked_add(len)?)?;
         let (domain, waiting) = (self.device.domain(), &mut self.waiting);
@@ -266,8 +262,7 @@ impl<M: Mapper, P: Platform> StrictRing<M, P> {
         Some(range)
     }
 
-    /// The descriptors that are unmapped and wait for a commit, including ones that a commit has ended and could not report (see
-    /// [`unmap`](Self::unmap)).
+    /// Unmapped descriptors that no commit has reported, including those that one has ended but could not report (see [`unmap`](Self::unmap)).
     #[inline]
     pub fn waiting(&self) -> usize {
         self.unmapped + self.told.untold()
@@ -277,19 +272,19 @@ impl<M: Mapper, P: Platform> StrictRing<M, P> {
         self.number
     }
 
-    /// The ring's device.
+    /// The device.
     pub fn device(&self) -> &DmaDevice<M, P> {
         &self.device
     }
 
-    /// The ring's addresses; `None` without translation.
+    /// The addresses; `None` without translation.
     #[cfg(feature = "parts")]
     pub fn arena(&self) -> Option<&RingArena> {
         self.arena.as_ref()
     }
 }
 
-/// Commits. Descriptors that are still mapped stay so. If there are any, or if the hardware does not confirm, the ring's addresses leak.
+/// Commits. Mapped descriptors stay mapped. If there are any, or if the hardware does not confirm, the ring's addresses leak.
 impl<M: Mapper, P: Platform> Drop for StrictRing<M, P> {
     fn drop(&mut self) {
         let device = self.device.clone();
@@ -298,8 +293,8 @@ impl<M: Mapper, P: Platform> Drop for StrictRing<M, P> {
         let Some((arena, changing)) = self.arena.take().zip(changing) else { return };
         if ended.is_err() {
             device.domain().settle(core::mem::take(&mut self.tally));
-            // Open memory stays so until a flush is confirmed, and its addresses leak. Reserved addresses may not all be mapped: this counts all that
-            // may be.
+            // The memory stays open until a flush is confirmed, and its addresses leak. This counts all reserved bytes, of which some may not be
+            // mapped.
             let bytes = arena.in_use();
             drop(changing);
             return device.domain().leave_open(bytes);

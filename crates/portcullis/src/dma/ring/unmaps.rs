@@ -1,4 +1,4 @@
-//! Unmaps of descriptors: each waits in a run of neighbours, with its neighbours' bytes, until its batch is committed.
+//! Unmaps: each range waits, joined to the one before if they are adjacent, until its batch is committed.
 
 use alloc::vec::Vec;
 
@@ -10,19 +10,19 @@ use crate::mapper::Mapper;
 use crate::platform::Platform;
 
 impl<M: Mapper, P: Platform> StrictRing<M, P> {
-    /// Ends a descriptor's mapping. The last of a batch commits it, and so waits for the hardware once, for all of them; any other takes O(1).
+    /// Ends a descriptor's mapping. The unmap that completes a batch commits it, with one wait for hardware; any other takes O(1).
     ///
-    /// If a whole batch waits already, as its commit failed, this commits it first. The descriptor is then the first of the next batch,
-    /// whose commit reports both: until then all of them are [waiting](Self::waiting).
+    /// If a full batch waits, as its commit failed, this commits it first. The descriptor is then the first of the next batch, whose commit reports
+    /// both: until then all of them are [waiting](Self::waiting).
     ///
     /// Context: waits for hardware when a batch is complete. Allocates nothing. The caller holds no lock and no CPU.
     ///
     /// # Errors
-    /// [`NotUnmapped`]: unconfirmed descriptors go on waiting. The descriptor comes back unchanged in two cases: it is another ring's; or a whole
-    /// batch waits, because its commit failed, and has now failed again.
+    /// [`NotUnmapped`]: unconfirmed descriptors still wait. The mapping comes back unchanged if it is another ring's, or if a full batch waits whose
+    /// commit has now failed again.
     #[inline(always)]
     pub fn unmap(&mut self, mapping: RawMapping) -> Result<Ended<(), ()>, NotUnmapped<RawMapping>> {
-        // Word by word, as in `map_sg`.
+        // As in `map_sg`.
         let RawMapping { iova, word, tag } = mapping;
         let mapping = RawMapping { iova, word, tag };
         if let Some(range) = mapping.pages(self.device.domain().granule())
@@ -77,10 +77,10 @@ impl<M: Mapper, P: Platform> StrictRing<M, P> {
         }
     }
 
-    /// Counts a map of `range`. The domain gets the counts with the next commit, or when there are as many as a batch.
+    /// Counts a map of `range`. The domain gets the counts with the next commit, or after as many maps as a batch has.
     #[inline]
     pub(super) fn count(&mut self, range: IovaRange, neighbours: u64) {
-        // A call below may panic, and leave the translations unknown: then the next commit clears the range.
+        // If a call below panics, the next commit clears the range.
         let torn = Guard::new(|| hold(&mut self.waiting, range));
         self.tally.maps += 1;
         if neighbours > 0 {
@@ -96,11 +96,12 @@ impl<M: Mapper, P: Platform> StrictRing<M, P> {
     }
 }
 
-/// Has `range` wait for the next commit, beside a batch. Without memory for that it stays reserved, with unknown translations after a panic.
+/// Adds `range` to the next commit, besides the batch: its translations are unknown, or unconfirmed. Without memory for that, it stays reserved for
+/// ever, perhaps mapped.
 #[cold]
 #[inline(never)]
 pub(super) fn hold(waiting: &mut Vec<IovaRange>, range: IovaRange) {
-    // Leaves as much room as before, whatever the ring's batch.
+    // Leaves room for a batch of any size.
     if waiting.try_reserve(MOST_IN_BATCH + 2).is_ok() {
         waiting.push(range);
     }

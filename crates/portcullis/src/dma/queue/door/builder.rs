@@ -1,4 +1,4 @@
-//! The builder of a domain: what its queues may use is said before the first of them is made.
+//! The builder of a domain. It fixes what the domain's queues may use.
 
 use alloc::sync::Arc;
 use alloc::vec::Vec;
@@ -17,7 +17,7 @@ use crate::pgtable::{Format, PageTable};
 use crate::platform::{CacheMaintenance, CopyMemory, Frames, Platform};
 use crate::setup::SetupError;
 
-/// A builder of a domain: see [`Domain::builder`].
+/// Builds a domain: see [`Domain::builder`].
 #[must_use = "a domain is built by `build`"]
 pub struct DomainBuilder<M: Mapper, P: Platform, C: CopyMemory + Clone = Infallible> {
     mapper: M,
@@ -31,14 +31,13 @@ pub struct DomainBuilder<M: Mapper, P: Platform, C: CopyMemory + Clone = Infalli
 }
 
 struct Limits {
-    /// An error if there was no memory for them.
     reserved: Result<Vec<IovaRange>, OutOfMemory>,
     last: Iova,
 }
 
 impl<F: Frames, Q: InvalidationQueue, X: Format, P: Platform> Domain<TableMapper<F, Q, X>, P> {
-    /// Begins a domain whose translations are in `table`. The hardware knows it as `id`, and `queue` invalidates what the hardware caches
-    /// of it. The caller that lets hardware walk the table ensures both.
+    /// Begins a domain whose translations are in `table`. The caller that lets hardware walk the table ensures that it has the domain ID `id`, and
+    /// that `queue` invalidates what the hardware caches of it.
     pub fn builder(table: PageTable<F, X>, queue: Q, id: DomainId) -> DomainBuilder<TableMapper<F, Q, X>, P> {
         DomainBuilder::new(TableMapper::new(table, queue, id, Vec::new()))
     }
@@ -52,16 +51,14 @@ impl<M: Mapper, P: Platform> DomainBuilder<M, P> {
         Self { mapper, policy, limits, memory: None, pool, swiotlb: None, clock: None, cache: None }
     }
 
-    /// Lets queues copy, through buffers that stay mapped: frames of `memory`, which also does the copying, in a pool of these dimensions.
-    /// The pool is made with the first queue that copies, and a second one with the first that copies for a
-    /// [non-coherent](crate::dma::Device::not_coherent) device.
+    /// Lets queues copy, through buffers that stay mapped: frames of `memory`, which also copies, in a pool of these dimensions. The first queue that
+    /// copies makes the pool, and the first for a [non-coherent](crate::dma::Device::not_coherent) device a second one.
     ///
-    /// A device that does not reach the pool's addresses gets copies that are mapped and unmapped each time, with a wait. If devices have
-    /// less than 64 bits of addresses, keep the pool below that: [`PoolConfig::reached_by`].
+    /// For a device that does not reach the pool's addresses, each copy is mapped and unmapped, with a wait. If devices have less than 64 bits of
+    /// addresses, keep the pool below that: [`PoolConfig::reached_by`].
     ///
-    /// The call takes no memory, so a driver that chooses at run time whether to copy always makes it, and chooses by the [`QueueConfig`](crate::dma::QueueConfig).
-    /// It cannot stand behind an `if`, because it changes the builder's type. If there may be no bounce memory, [`DmaDomain::over`] takes
-    /// an `Option` of it:
+    /// The call allocates nothing but changes the builder's type, so it cannot stand in an `if`. A driver that decides at run time always calls it,
+    /// and decides by the [`QueueConfig`](crate::dma::QueueConfig). If there may be no bounce memory, [`DmaDomain::over`] takes an `Option` of it:
     ///
     /// ```
     /// # #[cfg(feature = "std")]
@@ -95,8 +92,8 @@ impl<M: Mapper, P: Platform> DomainBuilder<M, P> {
         DomainBuilder { mapper, policy, limits, memory: Some(memory), pool, swiotlb: None, clock, cache }
     }
 
-    /// Lets queues copy without translation, through the machine's pool. The builder gets the same type as by [`bounce`](Self::bounce), if
-    /// the pool is of the same memory.
+    /// Lets queues copy without translation, through the machine's pool. If the pool has the same type of memory, the builder gets the same type as
+    /// from [`bounce`](Self::bounce).
     pub fn swiotlb<C: CopyMemory + Clone>(self, pool: Shared<Swiotlb<P, C>>) -> DomainBuilder<M, P, C> {
         let Self { mapper, policy, limits, pool: config, clock, cache, .. } = self;
         let swiotlb = Some(pool);
@@ -110,14 +107,13 @@ impl<M: Mapper, P: Platform, C: CopyMemory + Clone> DomainBuilder<M, P, C> {
         &self.mapper
     }
 
-    /// Sets how long devices may reach unmapped memory; [`Policy::Strict`] without this call.
+    /// Sets the policy, [`Policy::Strict`] by default: how long devices may reach unmapped memory.
     pub fn policy(self, policy: Policy) -> Self {
         Self { policy, ..self }
     }
 
-    /// Reserves the addresses of `range`, such as x86's interrupt window, or addresses that firmware goes on using: they are not handed
-    /// out. A range may lie outside of the mapper's addresses; a granule with any reserved byte is reserved. The ranges of all calls add
-    /// up.
+    /// Reserves the granules of `range`, such as x86's interrupt window, or addresses that firmware still uses: no map gets them. A range may lie
+    /// outside of the mapper's addresses. The ranges of all calls add up.
     pub fn reserve(mut self, range: IovaRange) -> Self {
         self.limits.reserved = self.limits.reserved.and_then(|mut reserved| {
             reserved.try_reserve(1).map_err(|_| OutOfMemory)?;
@@ -127,15 +123,14 @@ impl<M: Mapper, P: Platform, C: CopyMemory + Clone> DomainBuilder<M, P, C> {
         self
     }
 
-    /// Hands out no addresses above `last`: IOMMUs may translate fewer bits than their tables. Of several calls the lowest address counts, so that a
-    /// domain with devices behind several units takes the limits of all. At the most, and without this call, it hands out what the mapper
-    /// [translates](crate::mapper::Geometry::aperture).
+    /// Allocates no addresses above `last`: an IOMMU may translate fewer bits than its tables. Of several calls the lowest address counts, for
+    /// devices behind several units. The mapper's [aperture](crate::mapper::Geometry::aperture) limits addresses in any case.
     pub fn last_iova(mut self, last: Iova) -> Self {
         self.limits.last = self.limits.last.min(last);
         self
     }
 
-    /// Sets the clock by which [`QueueConfig::auto`](crate::dma::QueueConfig::auto) measures, in nanoseconds; the platform's without this call.
+    /// Sets the clock of [`QueueConfig::auto`](crate::dma::QueueConfig::auto), in nanoseconds; the platform's by default.
     pub fn clock(self, clock: impl Fn() -> u64 + Send + Sync + 'static) -> Self {
         // SAFETY: the closure is an unsizing coercion: the same value, by the same pointer.
         let clock = Shared::new(clock)
@@ -143,7 +138,7 @@ impl<M: Mapper, P: Platform, C: CopyMemory + Clone> DomainBuilder<M, P, C> {
         Self { clock: Some(clock), ..self }
     }
 
-    /// Lets the domain have [non-coherent](crate::dma::Device::not_coherent) devices, around whose mappings `cache` is called. It changes nothing for others.
+    /// Lets the domain have [non-coherent](crate::dma::Device::not_coherent) devices, around whose mappings `cache` is called.
     pub fn cache_maintenance(self, cache: Arc<dyn CacheMaintenance>) -> Self {
         Self { cache: Some(cache), ..self }
     }

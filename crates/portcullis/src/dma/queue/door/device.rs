@@ -1,4 +1,4 @@
-//! A [`Device`]: what it may reach and whom it trusts, of which its queues are made.
+//! [`Device`]: what a device may reach and which devices it trusts. It makes queues.
 
 use core::fmt;
 use core::mem::MaybeUninit;
@@ -22,7 +22,7 @@ pub struct Device<X: Machine> {
     pub(super) profile: DeviceProfile,
     /// Bytes of a cache line, for a non-coherent device; else 0.
     pub(super) line: u64,
-    /// Makes the lanes of a non-coherent device's queues. It is a pointer, so that only a crate with such a device compiles their code.
+    /// Makes the lanes of a non-coherent device. A pointer, so that only a crate with such a device compiles their code.
     pub(super) maintained: Option<MakeLane<X>>,
 }
 
@@ -41,17 +41,17 @@ impl<X: Machine> fmt::Debug for Device<X> {
 }
 
 impl<X: Machine> Device<X> {
-    /// Its name.
+    /// The number by which the IOMMU knows the device.
     pub fn id(&self) -> DeviceId {
         self.id
     }
 
-    /// Its domain.
+    /// The domain.
     pub fn domain(&self) -> &DmaDomain<X> {
         &self.domain
     }
 
-    /// The present policy for the end of the device's mappings, where their queue has no own.
+    /// The policy by which the device's mappings end now, unless their [`QueueConfig`] or a split buffer makes them end strictly.
     pub fn policy(&self) -> Policy {
         self.dma.policy()
     }
@@ -69,25 +69,24 @@ impl<X: Machine> Device<X> {
         &self.dma
     }
 
-    /// Declares that the device is not hostile: where queues copy, it may reach pages that buffers share with other data, so that buffers above the
-    /// threshold are mapped as they are.
+    /// Declares that the device is not hostile: it may reach pages that buffers share with other data, so queues that copy map buffers above the
+    /// threshold as they are.
     pub fn trusted(mut self) -> Self {
         self.profile.untrusted = false;
         self
     }
 
-    /// Puts the device into a group of devices that trust each other. Where queues copy, one may see what another had in a buffer. Devices
-    /// of different groups never find each other's bytes in a buffer. Without this call each device has a group of its own, with the number
-    /// of its [id](Self::id).
+    /// Puts the device into a group of devices that trust each other: one may see what another had in a bounce buffer. Devices of different groups
+    /// never find each other's bytes there. By default each device has a group of its own, with the number of its [id](Self::id).
     ///
-    /// Devices of one domain share its addresses, so a hostile one can look into the *present* mappings of another, as in any domain. If
-    /// that matters, give devices domains of their own.
+    /// Devices of one domain share its addresses, so a hostile one can reach another's *open* mappings. If that matters, give devices domains of
+    /// their own.
     pub fn in_group(mut self, group: u32) -> Self {
         self.profile.group = group;
         self
     }
 
-    /// Makes copies keep these low bits of a buffer's address: 0xfff for NVMe (Linux's `dma_set_min_align_mask`). If they cannot be kept, making a
+    /// Makes copies keep these low bits of a buffer's address: 0xfff for NVMe (Linux's `dma_set_min_align_mask`). If that is impossible, making a
     /// [queue](Self::queue) that copies is an error.
     pub fn keeping_offsets(mut self, mask: u64) -> Self {
         self.profile.offset_mask = mask;
@@ -95,16 +94,17 @@ impl<X: Machine> Device<X> {
     }
 
     /// Declares that the device is non-coherent: it does not see the CPUs' caches, and they do not see its writes (Linux's device tree: no
-    /// `dma-coherent` on Arm, `dma-noncoherent` on RISC-V). Its queues call the domain's [`CacheMaintenance`](crate::platform::CacheMaintenance) around each mapping: the
-    /// device finds what the CPU wrote before a map or a sync for the device, and the CPU what the device wrote before an unmap that gives
-    /// the buffer back, or a sync for the CPU. That costs a step for each cache line.
+    /// `dma-coherent` on Arm, `dma-noncoherent` on RISC-V). Its queues call the domain's [`CacheMaintenance`](crate::platform::CacheMaintenance)
+    /// around each mapping, in O(cache lines): the device finds what the CPU wrote before a map or a sync for the device, and the CPU what the device
+    /// wrote before an unmap that gives the buffer back, or a sync for the CPU.
     ///
-    /// If the device may write, a piece that does not consist of whole cache lines would lose bytes to its neighbours, and take bytes from them. So
-    /// [`auto`](QueueConfig::auto) and [`bounce`](QueueConfig::bounce) copy it, whatever its length, and the others refuse it:
-    /// [`SharesLine`](crate::dma::DmaMapError::SharesLine). For such a device `auto` measures nothing: it maps what it may, and copies the rest.
+    /// If the device may write, the CPU's accesses beside a piece that shares a cache line could destroy the device's data, and the reverse. So
+    /// [`auto`](QueueConfig::auto) and [`bounce`](QueueConfig::bounce) copy it, and the others refuse it:
+    /// [`SharesLine`](crate::dma::DmaMapError::SharesLine). For a non-coherent device `auto` measures nothing: it maps what it may, and copies the
+    /// rest.
     ///
-    /// If the device may write, a partial sync ends only at the end of a line of the memory, or of the mapping. A list of which two pieces
-    /// meet inside a line is synced as a whole, as its pieces lie otherwise in a copy.
+    /// If the device may write, a partial sync ends only at the end of a line of the memory, or of the mapping. Sync a list as a whole if two of its
+    /// pieces meet inside a line, as its pieces lie otherwise in a copy.
     ///
     /// Its [coherent memory](crate::dma::CoherentMemory) needs [uncached](Frames::UNCACHED) frames. Mappings that belong to no queue are
     /// [refused](crate::domain::MapListError::NotCoherent). An earlier clone stays coherent.
@@ -119,36 +119,36 @@ impl<X: Machine> Device<X> {
         Ok(self)
     }
 
-    /// Makes a queue for buffers of one type, which the compiler knows from the first [`map`](Queue::map). If it sees none (error E0283,
-    /// "type annotations needed"), name the type: `nic.queue::<Buffer>(config)?`. A `let rx: Queue<_> = nic.queue(config)?` is a queue that
-    /// is only used [by number](Queue::map_raw).
+    /// Makes a queue for buffers of one type, which the compiler infers from the first [`map`](Queue::map). Without a map (error E0283, "type
+    /// annotations needed"), name the type: `nic.queue::<Buffer>(config)?`; or, for a queue that is only used [by address](Queue::map_raw),
+    /// `let rx: Queue<_> = nic.queue(config)?`.
     ///
     /// Context: allocates all that its fast paths need. [`QueueConfig::auto`] measures, on scratch memory: twelve mappings of each size and
-    /// direction, and twelve with shared ends, half of which may wait for the hardware. The caller holds no lock and no CPU.
+    /// direction, and twelve with shared ends, half of which may wait for hardware. The caller holds no lock and no CPU.
     ///
     /// # Errors
-    /// [`SetupError`]: there is no bounce memory, there are no addresses or no memory for a ring or a pool, or their dimensions are out of bounds.
+    /// [`SetupError`]: no bounce memory, no addresses or memory for a ring or a pool, or dimensions out of bounds.
     pub fn queue<B: DmaBuffer>(&self, config: QueueConfig) -> Result<Queue<X, B>, SetupError> {
         config.check()?;
-        // First, and out of line: measuring goes deep, and a queue on its way to the caller takes much of the stack.
+        // First, and out of line: measuring needs much stack, and so does a queue that is being returned.
         let adaptive = self.adaptive(&config)?;
         self.assemble(&config, adaptive)
     }
 
-    /// Makes a handle on the domain's pool, from which a driver takes I/O buffers if it can choose them: they stay mapped, and the pool
-    /// does not copy them. Makes the pool, if there is none.
+    /// Makes a handle on the domain's pool, from which a driver takes I/O buffers that stay mapped and are not copied. Makes the pool, if there is
+    /// none.
     ///
     /// Context: allocates. The caller holds no lock and no CPU.
     ///
     /// # Errors
     /// [`SetupError`]: [`NotTranslated`](SetupError::NotTranslated), [`NoCopyMemory`](SetupError::NoCopyMemory),
     /// [`NotCoherent`](SetupError::NotCoherent), also for a pool of [uncached](Frames::UNCACHED) frames,
-    /// [`PoolBeyondReach`](SetupError::PoolBeyondReach) for a device that does not reach the pool, or why there is no pool.
+    /// [`PoolBeyondReach`](SetupError::PoolBeyondReach), or why there is no pool.
     pub fn buffers(&self) -> Result<BufferPool<X>, SetupError> {
         if !self.dma.is_translated() {
             return Err(SetupError::NotTranslated);
         }
-        // `CopyMemory::copy_out` relies on it: drivers store by words only in buffers of a coherent devices' pool.
+        // `CopyMemory::copy_out` relies on this: drivers store by words only in buffers of a coherent device's pool.
         if !self.dma.is_coherent() || X::Memory::UNCACHED {
             return Err(SetupError::NotCoherent);
         }
@@ -157,11 +157,11 @@ impl<X: Machine> Device<X> {
         Ok(BufferPool::new(device)?)
     }
 
-    /// Makes a handle for a kernel whose drivers map and unmap by number, from all CPUs at once. Such a kernel makes one for each device,
-    /// and uses nothing else for its mappings: the handle knows only its own.
+    /// Makes a handle for a kernel whose drivers map and unmap by address, on any CPU. Such a kernel makes one for each device, and uses nothing else
+    /// for its mappings: the handle knows only its own.
     ///
     /// From then on no map of the domain waits for other callers, by any handle or queue: see [`dma::ops`](crate::dma::ops). If the domain has bounce
-    /// memory, its pool is made, too, so that the configuration may [change](DmaOps::set_config) later.
+    /// memory, this makes its pool, too, so that the configuration may [change](DmaOps::set_config) later.
     ///
     /// Context: allocates. The caller holds no lock and no CPU.
     ///
@@ -172,8 +172,7 @@ impl<X: Machine> Device<X> {
         made(|place| self.ops_in(config, place))
     }
 
-    /// As [`ops`](Self::ops), in `place`: a handle takes more than half a KiB, and two may not fit on a kernel's stack. Returns the handle
-    /// in its place, which the caller drops.
+    /// As [`ops`](Self::ops), in `place`: a handle takes more than half a KiB of a kernel's stack. The caller drops the handle.
     ///
     /// # Errors
     /// As [`ops`](Self::ops); `place` stays uninitialised.
@@ -192,7 +191,7 @@ impl<X: Machine> Device<X> {
     }
 }
 
-/// Checks that no cache line of `line` bytes is a part of two blocks of `most` bytes.
+/// Checks that no cache line lies in two blocks of `most` bytes.
 pub(super) fn check_line(line: u64, most: u64) -> Result<(), SetupError> {
     if line.is_power_of_two() && line <= most { Ok(()) } else { Err(SetupError::CacheLine { line, most }) }
 }

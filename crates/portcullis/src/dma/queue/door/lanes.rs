@@ -1,4 +1,4 @@
-//! Making queues of coherent devices. An impossible configuration is an error.
+//! Makes queues of coherent devices.
 
 use alloc::boxed::Box;
 
@@ -27,7 +27,6 @@ impl<X: Machine> Device<X> {
         Ok(Queue::new(self.dma.clone(), lane, config)?)
     }
 
-    /// Makes a lane of a coherent device: from `adaptive`, or, without it, by the strategy.
     fn coherent(
         &self,
         config: &QueueConfig,
@@ -54,7 +53,7 @@ impl<X: Machine> Device<X> {
 
     fn ring_config(config: &QueueConfig) -> StrictRingConfig {
         let batch = config.batch_size();
-        // Unmapped buffers that wait for a commit have addresses, too.
+        // Unmapped buffers keep their addresses until a commit.
         let descriptors = config.descriptors.saturating_add(batch as u32);
         StrictRingConfig { colour: config.colour, ..StrictRingConfig::new(descriptors, config.bytes, batch) }
     }
@@ -68,7 +67,7 @@ impl<X: Machine> Device<X> {
         BounceDevice::new(self.domain.shared_pool()?, self.profile)
     }
 
-    /// Makes and measures an adaptive ring, for [`QueueConfig::auto`] in a domain with bounce memory; otherwise `None`.
+    /// Makes and measures an adaptive ring: for [`QueueConfig::auto`] in a domain with bounce memory.
     #[inline(never)]
     pub(super) fn adaptive(&self, config: &QueueConfig) -> Result<Option<Box<AdaptiveOf<X>>>, SetupError> {
         let chooses = config.strategy == Strategy::Auto && self.maintained.is_none();

@@ -1,4 +1,4 @@
-//! Making queues of non-coherent devices. It is compiled for a machine only if [`Device::not_coherent`] is called for that machine.
+//! Makes queues of non-coherent devices. Compiled for a machine only if [`Device::not_coherent`] is called for it.
 
 use alloc::sync::Arc;
 use core::any::Any;
@@ -16,7 +16,7 @@ use crate::mapper::Mapper;
 use crate::platform::{CacheMaintenance, CopyMemory, Platform};
 use crate::setup::SetupError;
 
-/// A pool of bounce buffers, whatever its memory.
+/// A pool of bounce buffers of any memory.
 pub(super) trait AnyPool: Any + Send + Sync {
     fn usage(&self) -> PoolUsage;
 }
@@ -30,12 +30,11 @@ impl<M: Mapper, P: Platform, C: CopyMemory> AnyPool for BouncePool<M, P, C> {
 type CleanedPool<X> = Pool<X, Cleaned<<X as Machine>::Memory>>;
 
 impl<X: Machine> Device<X> {
-    /// Makes a lane around ordinary queues: one that maps, one that copies, or both.
     pub(super) fn maintained(&self, config: &QueueConfig) -> Result<AnyLane<X>, SetupError> {
         let (parts, strategy, translated) = (&*self.domain.parts, config.strategy, self.dma.is_translated());
         let cache = Arc::clone(parts.cache.as_ref().ok_or(SetupError::NoCacheMaintenance)?);
         let line = self.line;
-        // Lines of an original are lines of its copy, so a part of whole lines can be synced.
+        // Keeps an original's lines as lines of its copy, so that a part of whole lines can be synced.
         let offset_mask = self.profile.offset_mask | (line - 1);
         let profile = DeviceProfile { offset_mask, ..self.profile };
         let alone = Self { dma: self.dma.maintained(), maintained: None, profile, ..self.clone() };
@@ -81,7 +80,7 @@ impl<X: Machine> Device<X> {
             Some(found) => found,
             None => {
                 let memory = |memory| Cleaned { memory, cache: Arc::clone(cache) };
-                // The pool maps nothing: no part of a mapping, as it splits none, and no whole one (`up_to`, `most`).
+                // The pool only copies: it splits no mapping, and gets none above its threshold (`up_to`, `most`).
                 let config = PoolConfig { split: false, ..parts.pool };
                 let made = domain.new_pool(memory, config)?;
                 // SAFETY: the closure is an unsizing coercion: the same value, by the same pointer.
