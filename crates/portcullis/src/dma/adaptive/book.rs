@@ -1,26 +1,24 @@
-//! The costs of copying and of mapping, and the choice between them. The choice changes only after the other way was cheaper by an eighth several
-//! times in a row. Plain arithmetic, without locks or clocks.
+//! The costs of copying and of mapping, and the choice between them. Plain arithmetic, without locks or clocks.
 
 use crate::addr::Direction;
 use crate::dma::mapping::Choice;
 
-/// The binary logarithm of the largest size of the smallest class.
+/// The smallest class has sizes up to `1 << LEAST_SHIFT`.
 const LEAST_SHIFT: u32 = 9;
 
-/// One mapping in `TIMED` of a size is timed, once there were four times as many. The number is prime, so that no pattern of a driver hides
-/// behind it.
+/// After `4 * TIMED` mappings of a size, one in `TIMED` is timed. A prime, so that no driver's pattern has this period.
 const TIMED: u64 = 61;
 
-/// The first timed mapping of a size: the ones before it warm up tables and buffers.
+/// The first timed mapping of a size: earlier ones warm up tables and buffers.
 pub(super) const FIRST_TIMED: u64 = 8;
 
-/// Sampling interval after `made` mappings: `made / 4`, at least 1, at most [`TIMED`]. So the four samples that change a choice come before there are
-/// two and a half times as many mappings.
+/// The sampling interval after `made` mappings. Four samples, which change a choice, come before there are two and a half times as many.
 pub(crate) fn pause_after(made: u64) -> u64 {
     (made / 4).clamp(1, TIMED)
 }
 
-/// The number of classes for mappings of up to `threshold` bytes. (Two of each and direction have numbers of 8 bits.)
+/// The number of classes for mappings of up to `threshold` bytes. At most 42: two shapes and three directions make 6 * 42 = 252 numbers, which fit 8
+/// bits.
 pub(crate) fn classes(threshold: u64) -> usize {
     (class_of(threshold.max(1), usize::MAX).unwrap_or(0) + 1).min(42)
 }
@@ -37,19 +35,18 @@ pub(super) const fn most_bytes(class: usize) -> u64 {
     1 << (LEAST_SHIFT as usize + class)
 }
 
-/// The most samples for which a mean stands: older ones fade.
+/// The weight of a running mean, in samples.
 const WEIGHT: u64 = 8;
 
-/// Samples of both halves below which a way's cost is unknown.
+/// A way's cost is unknown until map and unmap have this many samples each.
 const ENOUGH: u64 = 4;
 
-/// At most one timed mapping in `PROBE` goes the other way, if that way's cost is known.
+/// At most one timed mapping in `PROBE` is a probe, which goes the other way; in `EAGER_PROBE` while the other way's cost is unknown.
 const PROBE: u64 = 64;
 
-/// At most one timed mapping in `EAGER_PROBE` goes the other way, if that way's cost is unknown.
 const EAGER_PROBE: u64 = 4;
 
-/// Probes cost at most this part of the mappings' time on top, besides one probe.
+/// Probes cost at most 1/`PROBES_SHARE` of the mappings' time on top, besides one probe.
 const PROBES_SHARE: u64 = 128;
 
 const PATIENCE: u32 = 4;
@@ -61,16 +58,16 @@ struct Mean {
 }
 
 impl Mean {
-    /// Adds a sample; returns the part of it that counts, in sixteenths.
+    /// Adds a sample. Returns the part that counts, in sixteenths of a nanosecond.
     fn add(&mut self, ns: u64) -> u64 {
         let mut sample = ns.min(u64::from(u32::MAX)) * 16;
-        // An interrupt or the scheduler may have come in the middle of a call. So a sample counts for at most four times the mean and 64 ns.
+        // An interrupt or the scheduler may interrupt a call. So a sample counts for at most four times the mean and 64 ns.
         let most = |usual: u64| 4 * usual + 16 * 64;
         if self.samples > 0 {
             sample = sample.min(most(self.sixteenths));
         }
         if self.samples < ENOUGH && self.samples > 0 {
-            // That may have happened to the first calls: so the new sample limits their mean likewise.
+            // An early mean may contain such an outlier, so the new sample limits it likewise.
             self.sixteenths = self.sixteenths.min(most(sample));
         }
         self.samples += 1;
@@ -115,24 +112,23 @@ impl Cost {
     }
 }
 
-/// The choice for mappings of one size and direction, and its reasons.
+/// The choice for mappings of one size, direction and shape, with its reasons.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Explained {
-    /// The largest mapping of the size, in bytes. The smallest has half of that and one byte more; in the smallest size, one byte.
+    /// The largest mapping of the size, in bytes. The size begins above half of that, the smallest at one byte.
     pub most_bytes: u64,
     /// Their direction.
     pub direction: Direction,
     /// Whether these mappings share a granule with other data: then mapping means to map the middle and copy the ends.
     pub shared: bool,
-    /// Whether mappings are copied now, if the device may be given either. The choice changes only for a clear difference in cost, so the other
-    /// way may be a little cheaper by now.
+    /// Whether mappings are copied now, if the device may have either. The other way may be a little cheaper: the choice changes only for a clear
+    /// difference.
     pub copies: bool,
-    /// The cost of copying in nanoseconds, to make a mapping and to end one, with all waits for hardware. Both are running means of the latest
-    /// samples; `None` while unknown.
+    /// The cost of copying in nanoseconds, of map and unmap, with all waits for hardware, as running means; `None` while unknown.
     pub copy_ns: Option<(u64, u64)>,
     /// The cost of mapping, likewise.
     pub map_ns: Option<(u64, u64)>,
-    /// Mappings copied so far, including those that had to be copied so that an untrusted device sees nothing else.
+    /// Mappings copied so far, including those that had to be copied for an untrusted device.
     pub copied: u64,
     /// Mappings mapped so far.
     pub mapped: u64,
@@ -149,7 +145,7 @@ pub(crate) struct Cell {
     switches: u64,
     /// Timed mappings since the last probe.
     turns: u64,
-    /// The time that probes may still cost on top, in sixteenths of a nanosecond.
+    /// The probes' budget: extra time that they may still cost, in sixteenths of a nanosecond.
     left: i64,
     /// A probe has not ended yet.
     probing: bool,
@@ -171,7 +167,8 @@ impl Cell {
         }
     }
 
-    /// The way of the next timed mapping: the chosen one, or a probe now and then. It stands for `mappings`, of whose time probes have their share.
+    /// The way of the next timed mapping: the chosen one, or a probe. `mappings`, the number until the next timed one, credits the probes' budget
+    /// with their time.
     pub(crate) fn turn(&mut self, mappings: u64) -> Choice {
         let (ours, other) = (self.cost(self.choice).total(), self.cost(self.choice.other()).total());
         let ours = ours.unwrap_or(0);
@@ -185,7 +182,7 @@ impl Cell {
         self.choice.other()
     }
 
-    /// Whether to copy a buffer that would otherwise be mapped with a wait of its own, `wait_ns`: if the cost of copying is unknown, or less.
+    /// Whether to copy a buffer rather than map it with a wait of its own, `wait_ns`: if the cost of copying is unknown, or less.
     pub(super) fn copies_rather_than_wait(&self, wait_ns: u64) -> bool {
         let waiting = self.map.map.sixteenths.saturating_add(wait_ns.saturating_mul(16));
         self.copy.total().is_none_or(|copying| copying < waiting)
@@ -204,7 +201,7 @@ impl Cell {
         self.choice
     }
 
-    /// Changes the choice if the other way is cheaper by an eighth, and was so [`PATIENCE`] times in a row.
+    /// Changes the choice if the other way was cheaper by an eighth [`PATIENCE`] times in a row.
     fn judge(&mut self) {
         let (ours, other) = (self.cost(self.choice).total(), self.cost(self.choice.other()).total());
         let better = matches!((ours, other), (Some(ours), Some(other)) if 8 * other < 7 * ours);
@@ -214,7 +211,7 @@ impl Cell {
         }
     }
 
-    /// Chooses the cheaper way by the present means, without hysteresis, and resets the counts: the end of the first measurement.
+    /// Ends the first measurement: chooses the cheaper way by the present means, without hysteresis, and resets the counts.
     pub(super) fn begin(&mut self) -> Choice {
         let (copy, map) = (self.copy.total(), self.map.total());
         self.choice = if matches!((copy, map), (Some(copy), Some(map)) if map < copy) {
@@ -237,7 +234,6 @@ impl Cell {
         self.choice
     }
 
-    /// Explains the choice. `counts` are the mappings that went each way.
     pub(super) fn explain(
         &self,
         class: usize,

@@ -1,20 +1,18 @@
-//! The cost of a ring's commit for each descriptor: its time, divided among the descriptors that end between two commits, even while most of them are
-//! copied.
+//! The cost of a ring's commit for each descriptor.
 
-/// The mean number of descriptors is one of about `WEIGHT` samples: older ones fade.
+/// The weight of the running mean, in samples.
 const WEIGHT: u64 = 8;
 
 /// The recent cost of commits, and the number of descriptors that share one.
 ///
-/// Descriptors are counted when they end, whether they were mapped or copied. So it is known how full commits would be if all were mapped, even while
-/// all are copied.
+/// Copied descriptors count, too: so it is known how full commits would be if all were mapped.
 #[derive(Debug)]
 pub(super) struct Commits {
     batch: u64,
     ns: u64,
-    /// Descriptors for each commit, in sixteenths.
+    /// The mean number of descriptors for each commit, in sixteenths.
     sixteenths: u64,
-    /// Descriptors that have ended since the mean took its last sample.
+    /// Descriptors that have ended since the last sample.
     ended: u64,
 }
 
@@ -33,7 +31,7 @@ impl Commits {
         }
     }
 
-    /// Notes that the queue is idle, and that waiting descriptors are about to be committed.
+    /// The queue is idle, and is about to commit.
     pub(super) fn idle(&mut self) {
         if self.ended > 0 {
             self.sample();
@@ -45,7 +43,7 @@ impl Commits {
         self.sixteenths = (self.sixteenths * (WEIGHT - 1) + ended * 16) / WEIGHT;
     }
 
-    /// Notes that a commit took `ns`. Commits are rare where little is mapped, so the latest two make three quarters of the mean.
+    /// A commit took `ns`. Commits are rare if little is mapped, so the latest two make three quarters of the mean.
     pub(super) fn note(&mut self, ns: u64) {
         let before = self.ns;
         self.ns = if before == 0 { ns } else { before / 2 + ns.min(before.saturating_mul(8)) / 2 };

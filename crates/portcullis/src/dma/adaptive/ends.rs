@@ -1,5 +1,5 @@
-//! Slots of the pool that replace, in the ring, the ends of lists that share a granule with other data. A slot goes back to the pool only
-//! after a commit by which no device reaches it through the ring any more.
+//! Slots of the pool that replace, in the ring, the ends of lists that share a granule with other data. A slot goes back to the pool only after a
+//! commit, when no device reaches it through the ring.
 
 use alloc::vec::Vec;
 use core::mem::forget;
@@ -11,7 +11,7 @@ use crate::dma::device::Side;
 use crate::mapper::Mapper;
 use crate::platform::{CopyMemory, Platform};
 
-/// A list whose ends are in slots. Each slot is known by its address in the pool.
+/// A list whose ends are in slots, by their addresses in the pool.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct Taken {
     len: u64,
@@ -56,10 +56,10 @@ impl<M: Mapper, P: Platform, C: CopyMemory> Ends<M, P, C> {
         &self.linked
     }
 
-    /// Puts the ends of `list` into slots. `None` if the list has no whole granules between them, and without slots or memory for notes.
-    /// The next call [keeps](Self::keep) or [refuses](Self::refuse) the result.
+    /// Puts the ends of `list` into slots. `None` if no whole granule lies between them, or there are no slots or no memory for the record. The next
+    /// call [keeps](Self::keep) or [refuses](Self::refuse) the result.
     ///
-    /// O(pieces), and a copy of the ends. Allocates if the queue has more lists at once, or a longer one, than ever before, and if no slot is idle.
+    /// O(pieces), and a copy of the ends. Allocates if the queue has more open lists, or a longer one, than ever before, and if no slot is idle.
     ///
     /// # Safety
     /// As [`BounceDevice::map`], clauses 1 to 3, until [`end`](Self::end) or [`refuse`](Self::refuse) has returned.
@@ -98,7 +98,7 @@ impl<M: Mapper, P: Platform, C: CopyMemory> Ends<M, P, C> {
         Some(taken)
     }
 
-    /// Lends `end` a slot, which waits from now on, and adds its memory to what the ring maps.
+    /// Puts `end` into a slot, which waits from now on, and adds the slot's memory to what the ring maps.
     ///
     /// # Safety
     /// As [`take`](Self::take).
@@ -126,13 +126,13 @@ impl<M: Mapper, P: Platform, C: CopyMemory> Ends<M, P, C> {
             }
             None => {
                 self.made.push(taken);
-                // Each has a granule of a ring, which has 2^31 at the most.
+                // Fits a `u32`: each list has a granule of the ring, which has at most 2^31.
                 (self.made.len() - 1) as u32
             }
         }
     }
 
-    /// The ring has not mapped the taken list. If devices may reach it nevertheless, its slots wait for a commit.
+    /// The ring has not mapped the taken list. If devices may reach it, its slots wait for a commit.
     pub(super) fn refuse(&mut self, taken: Taken, may_be_reached: bool) {
         if !may_be_reached {
             self.give_back(self.waiting.len() - taken.slots().count());
@@ -151,13 +151,12 @@ impl<M: Mapper, P: Platform, C: CopyMemory> Ends<M, P, C> {
         self.live += 1;
     }
 
-    /// Copies the device's writes to the list's ends. Its slots wait.
+    /// Copies the device's writes to the list's ends. Its slots still wait.
     ///
     /// # Safety
     /// As [`BouncePool::unmap`] of the list, clauses 1 and 2; 3. the device is done with it.
     pub(super) unsafe fn end(&mut self, number: u32) {
         for iova in self.made[number as usize].slots() {
-            // The pool knows each slot until it is given back here.
             // SAFETY: clauses 1 and 2 are the caller's, for this end.
             let parted = unsafe { self.pool().part(iova, true) };
             debug_assert!(parted.is_ok());
@@ -169,11 +168,11 @@ impl<M: Mapper, P: Platform, C: CopyMemory> Ends<M, P, C> {
         self.give_back(0);
     }
 
-    /// Gives back the slots that wait from number `first` on: no device reaches them through the ring.
+    /// Gives back the waiting slots from index `first` on: no device reaches them through the ring.
     #[inline]
     fn give_back(&mut self, first: usize) {
         while self.waiting.len() > first
-            // Popped first: once the pool has it back, it may be lent to another mapping.
+            // Popped first: the pool may lend it to another mapping.
             && let Some(iova) = self.waiting.pop()
         {
             // SAFETY: clause 1: the slot was lent to this value, and nothing else ends or syncs its mapping.
@@ -182,8 +181,7 @@ impl<M: Mapper, P: Platform, C: CopyMemory> Ends<M, P, C> {
         }
     }
 
-    /// Syncs the ends of list `number`, which begins at `iova`, within the `len` bytes from `offset` on: for the CPU with
-    /// [`BouncePool::sync_for_cpu`], or for the device.
+    /// Syncs the ends of list `number`, which begins at `iova`, within the `len` bytes from `offset` on.
     ///
     /// # Errors
     /// [`DmaUnmapError`]: nothing is copied.
@@ -213,7 +211,7 @@ impl<M: Mapper, P: Platform, C: CopyMemory> Ends<M, P, C> {
     }
 }
 
-/// A pool whose slots a device may still reach through the ring is leaked, so that it does not free them.
+/// Leaks a pool whose slots a device may still reach through the ring, so that it does not free them.
 impl<M: Mapper, P: Platform, C: CopyMemory> Drop for Ends<M, P, C> {
     fn drop(&mut self) {
         if !self.is_empty() {

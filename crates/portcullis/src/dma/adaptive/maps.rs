@@ -1,4 +1,4 @@
-//! Maps of an adaptive ring: by the way that was chosen for the size, as far as that is possible.
+//! Maps of an adaptive ring, by the choice for the size where that is possible.
 
 use super::AdaptiveRing;
 use super::book::{Half, class_of, pause_after};
@@ -13,7 +13,7 @@ use crate::platform::{CopyMemory, Platform};
 
 #[allow(clippy::result_large_err, reason = "a mapping that is refused comes back in place")]
 impl<M: Mapper, P: Platform, C: CopyMemory, K: Fn() -> u64> AdaptiveRing<M, P, C, K> {
-    /// As [`map`](Self::map), for data of any direction. A direction that was not measured is copied at first.
+    /// As [`map`](Self::map), for any direction. One that was not measured is copied at first.
     ///
     /// # Safety
     /// As [`map`](Self::map).
@@ -47,10 +47,10 @@ impl<M: Mapper, P: Platform, C: CopyMemory, K: Fn() -> u64> AdaptiveRing<M, P, C
     ///
     /// As [`BounceDevice::map`](crate::bounce::pool::BounceDevice::map), clauses 1 to 3; and while the mapping lasts:
     ///
-    /// 4. Two syncs of the same bytes of the mapping do not run at the same time. This caller ensures it: it gets the [`RawMapping`], and so the
-    ///    syncs and the unmap themselves are safe.
-    /// 5. Nothing else calls the pool for the mapping's address, as
-    ///    [`BouncePool::unmap`](crate::bounce::pool::BouncePool::unmap)'s clauses 1 and 3 demand.
+    /// 4. Two syncs of the same bytes of the mapping do not run at the same time. (The caller gets the [`RawMapping`] and ensures this, so the syncs
+    ///    and the unmap are safe.)
+    /// 5. Nothing else calls the pool for the mapping's address, as [`BouncePool::unmap`](crate::bounce::pool::BouncePool::unmap)'s clauses 1 and 3
+    ///    demand.
     #[inline]
     pub unsafe fn map(
         &mut self,
@@ -100,23 +100,23 @@ impl<M: Mapper, P: Platform, C: CopyMemory, K: Fn() -> u64> AdaptiveRing<M, P, C
         let ns = self.since(start);
         let (size, kind) = (&mut self.sizes[class], mapping.kind());
         size.counts[kind.choice() as usize] += 1;
-        // A direct mapping of the pool says nothing of the ring. If the ring fails, mapping costs both: the attempt, and the copy after it.
+        // Not counted if the pool mapped it uncopied: that says nothing of the ring. A failed attempt in the ring and the copy after it count as the
+        // cost of mapping.
         let timed = (kind != Kind::Pool(Way::Direct)).then(|| {
             let way = if failed { Choice::Map } else { kind.choice() };
             size.cell.note(way, Half::Map, ns);
-            // No truncation: there are at most 252.
+            // Fits a `u8`: see `classes`.
             (class as u8, way)
         });
         Ok((mapping.with_timed(timed), used))
     }
 
-    /// Maps a list by `choice`, as far as possible; its class (`None` above all of them), and whether its ends are `shared`, are given.
-    /// Returns how it was mapped, the number of segments in `out`, and whether the ring was tried and failed.
+    /// Maps a list of this class (`None` above all of them), by `choice` where possible. Returns the mapping, the number of segments in `out`, and
+    /// whether the ring failed.
     ///
     /// # Safety
     /// As [`map`](Self::map).
-    // Inlined: otherwise the result is written to memory in parts, and read in larger ones before they have left the store buffer, which costs as
-    // much as the rest of the call.
+    // Inlined: otherwise a store-forwarding stall at the result (see `RawMapping`) costs as much as the rest of the call.
     #[inline(always)]
     pub(super) unsafe fn map_by(
         &mut self,
@@ -163,8 +163,8 @@ impl<M: Mapper, P: Platform, C: CopyMemory, K: Fn() -> u64> AdaptiveRing<M, P, C
         Ok((mapping, used, failed))
     }
 
-    /// Maps directly a list that the ring has refused, for which `out` has room. `None` without addresses or tables for that: slots have
-    /// theirs already.
+    /// Maps outside of the ring, uncopied, a list that the ring has refused, for which `out` has room. `None` without addresses or tables for that,
+    /// which slots do not need.
     ///
     /// # Safety
     /// As [`map`](Self::map).
@@ -183,7 +183,7 @@ impl<M: Mapper, P: Platform, C: CopyMemory, K: Fn() -> u64> AdaptiveRing<M, P, C
         }
     }
 
-    /// Maps the middle of a list with shared ends in the ring, with slots in place of the ends. `None` where that is impossible.
+    /// Maps the middle of a list with shared ends in the ring, with slots in place of the ends. `None` if that is impossible.
     ///
     /// # Safety
     /// As [`map`](Self::map).
@@ -199,12 +199,12 @@ impl<M: Mapper, P: Platform, C: CopyMemory, K: Fn() -> u64> AdaptiveRing<M, P, C
         let Some(taken) = (unsafe { self.ends.take(list, self.direction, attributes) }) else {
             return Ok(None);
         };
-        // SAFETY: the ring's clauses: between the ends the caller's clause 2; the ends are slots' memory, which only the pool's copies use before it
+        // SAFETY: the ring's clauses: between the ends the caller's clause 2; the ends are slots' memory, which only the pool's copies use until it
         // is given back, after a commit.
         match unsafe { self.ring.map(self.ends.linked(), self.direction) } {
             Ok(mapping) => {
                 let offset = first.phys.page_offset(self.ring.device().domain().granule());
-                // The mapping begins with a granule.
+                // The ring's mapping begins with a granule.
                 let mapping = RawMapping { iova: Iova::new(mapping.iova.get() | offset), ..mapping };
                 out[0] = DmaSegment { iova: mapping.iova, len: taken.len() };
                 Ok(Some(mapping.cut(self.ends.keep(taken))))
@@ -216,7 +216,7 @@ impl<M: Mapper, P: Platform, C: CopyMemory, K: Fn() -> u64> AdaptiveRing<M, P, C
         }
     }
 
-    /// Decides how a list of `class` goes on that the ring has refused: `true` for a direct mapping rather than a copy; or the caller gets the error.
+    /// What to do with a list that the ring refused: `true`: map it outside of the ring; `false`: copy it. Otherwise returns the error.
     #[cold]
     fn falls_back_to_mapping(&self, error: DmaMapError, class: Option<usize>) -> Result<bool, DmaMapError> {
         match error {
@@ -229,12 +229,11 @@ impl<M: Mapper, P: Platform, C: CopyMemory, K: Fn() -> u64> AdaptiveRing<M, P, C
             }
             // The tables have no room, or cannot point to the buffer.
             DmaMapError::List(MapListError::Map(_)) => Ok(false),
-            // Also if devices may still reach entries: the caller must be told.
+            // Includes `Unconfirmed`, which the caller must get: devices may still reach entries.
             error => Err(error),
         }
     }
 
-    /// Makes a mapping of the pool's, and writes the device's segments. Returns their number.
     #[inline]
     fn of_pool(&self, mapping: &PoolMapping<'_>, out: &mut [DmaSegment]) -> (RawMapping, usize) {
         (RawMapping::of_pool(mapping, self.number()), mapping.write_segments(out))

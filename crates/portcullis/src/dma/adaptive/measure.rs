@@ -1,5 +1,5 @@
-//! The first measurement: it times both ways for each size, on memory of its own. That memory is freed only if it is confirmed that no device reaches
-//! it, and leaked otherwise.
+//! The first measurement: it times both ways for each size, on scratch memory that it frees only if the hardware has confirmed that no device reaches
+//! it.
 
 use super::AdaptiveRing;
 use super::book::{Half, class_of, most_bytes};
@@ -10,16 +10,16 @@ use crate::heap::OutOfMemory;
 use crate::mapper::Mapper;
 use crate::platform::{CopyMemory, Platform};
 
-/// Timed mappings of each kind, after some that warm up.
+/// Timed mappings of each kind, after `WARM` untimed ones.
 const TIMED: u32 = 4;
 const WARM: u32 = 2;
 
-/// A step failed: everything after it stays unmeasured.
+/// A step failed, and all after it stays unmeasured.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Stopped {
     /// All is unmapped, but perhaps not confirmed.
     Ended,
-    /// A mapping of the scratch memory may be left, so the memory is leaked.
+    /// A mapping of the scratch memory may be left, which is leaked.
     Mapped,
 }
 
@@ -41,7 +41,7 @@ impl<'a, M: Mapper, P: Platform, C: CopyMemory> Scratch<'a, M, P, C> {
         Some(Self { start: pool.alloc(pool.threshold())?, pool, warm })
     }
 
-    /// A large buffer of a class; if its ends are to be `shared`, it begins and ends inside a granule.
+    /// A large buffer of a class; with `shared` ends it begins and ends inside a granule.
     fn buffer(&self, class: usize, shared: bool) -> [PhysSegment; 1] {
         let granule = self.pool.domain().granule().bytes();
         let (skip, most) = if shared {
@@ -52,15 +52,15 @@ impl<'a, M: Mapper, P: Platform, C: CopyMemory> Scratch<'a, M, P, C> {
         [PhysSegment { phys: PhysAddr::new(self.start.get() + skip), len: most_bytes(class).min(most) }]
     }
 
-    /// Ends the measurement. Evicts its buffers; but if others' buffers were idle before, which would go with them, leaves them to the
-    /// timer. Frees the memory if it is `confirmed` that no device reaches it, and leaks it if not.
+    /// Evicts its buffers, unless the pool had idle buffers before, which a trim would evict, too: then the timer does it. Frees the memory if it is
+    /// `confirmed` that no device reaches it, or leaks it.
     fn end(self, confirmed: bool) {
         if !self.warm {
             // A later trim frees what this cannot.
             let _ = self.pool.trim(0);
         }
         if confirmed {
-            // SAFETY: it came from `alloc` (1); every mapping of it has ended, confirmed, and no device knows of one (2).
+            // SAFETY: it came from `alloc` (1); every mapping of it has ended, confirmed (2).
             unsafe { self.pool.free(self.start, self.pool.threshold()) };
         }
     }
@@ -68,16 +68,15 @@ impl<'a, M: Mapper, P: Platform, C: CopyMemory> Scratch<'a, M, P, C> {
 
 impl<M: Mapper, P: Platform, C: CopyMemory, K: Fn() -> u64> AdaptiveRing<M, P, C, K> {
     /// # Errors
-    /// [`OutOfMemory`]: unconfirmed ranges leave no room for others' mappings.
+    /// [`OutOfMemory`]: unconfirmed ranges leave no room for callers' mappings.
     pub(super) fn measure(&mut self) -> Result<(), OutOfMemory> {
         let pool = self.pool.pool().clone();
         let Some(scratch) = Scratch::new(&pool) else { return Ok(()) };
         // Measurements before a failed step count.
         let measured = self.measure_classes(&scratch);
         self.begin();
-        // A failed step may have left something in the ring, whose users must find it empty,
+        // A failed step may have left ranges in the ring. Commit them; disown what that leaves, so that no caller waits for it.
         let confirmed = self.commit_ring().is_ok();
-        // or must not wait for any of it.
         let room = self.ring.disown();
         scratch.end(confirmed && measured != Err(Stopped::Mapped));
         room
@@ -109,7 +108,6 @@ impl<M: Mapper, P: Platform, C: CopyMemory, K: Fn() -> u64> AdaptiveRing<M, P, C
                 let map_ns = self.since(start);
                 let (mapping, _, failed) = mapped.map_err(|_| Stopped::Ended)?;
                 let kind = mapping.kind();
-                // A list that the ring may not map, as the device is untrusted, says nothing of the ring.
                 let way = if failed { Choice::Map } else { kind.choice() };
                 let start = (self.clock)();
                 let _ended = self.end(mapping).map_err(|_| Stopped::Mapped)?;

@@ -1,5 +1,5 @@
-//! A queue that copies each buffer or maps it in a ring, whichever is cheaper. Whatever the choice and the domain's policy, protection is strict, and
-//! for an untrusted device to the byte: a granule with other data is copied.
+//! A queue that copies each buffer or maps it in a ring, whichever is cheaper. Protection is strict in any case, and to the byte for an untrusted
+//! device.
 
 mod book;
 mod commits;
@@ -31,50 +31,49 @@ use crate::setup::SetupError;
 pub use book::Explained;
 pub(crate) use book::{Cell, Half, class_of, classes, pause_after};
 
-/// A queue whose buffers are copied through the pool of its domain, or mapped in a [`StrictRing`], whichever is cheaper.
+/// Copies each buffer through the domain's pool, or maps it in a [`StrictRing`], whichever is cheaper.
 ///
 /// An untrusted device never gets a granule that holds other data, so protection is to the byte. If a buffer shares its first or last granule, its
-/// bytes there are copied, through slots of the pool that replace them in the ring, and the granules between them are mapped; or all of it is
-/// copied. (If the pool's [`split`](crate::bounce::PoolConfig::split) is off, it always is.) A buffer in the ring ends with its batch; a copied one
-/// ends at once.
+/// bytes there are copied, through slots of the pool that replace them in the ring, and the granules between them are mapped; or all of it is copied.
+/// (If the pool's [`split`](crate::bounce::PoolConfig::split) is off, all of it is always copied.) A buffer in the ring ends with its batch, a copied
+/// one at its unmap.
 ///
-/// If the ring has no room for a buffer, [`map`](Self::map) fails as long as others wait for a commit, which makes room, as in the ring itself. If
-/// none does, the buffer is mapped directly, which ends at once, with a wait; or copied, if that was measured to be cheaper, if there are no
-/// addresses or tables for a mapping, or if only its middle may be mapped. A buffer that is neither for the ring nor for a copy is mapped directly. All this holds whatever the domain's policy.
+/// If the ring has no room for a buffer, [`map`](Self::map) fails while others wait for a commit, which makes room. If none waits, the buffer is
+/// mapped outside of the ring, and ends strictly, with a wait of its own; or it is copied: if that measured cheaper or was not measured, if there are
+/// no addresses or tables for a mapping, or if the device may have only its middle. All this holds under every policy of the domain.
 ///
-/// A copy costs time by the byte, a mapping costs a share of the wait for the hardware. Where the two cross depends on caches, on the IOMMU and on
-/// the load, so it is measured. [`new`](Self::new) times both ways for each size (powers of two from 512 bytes to the pool's threshold), with shared
-/// ends and without, on scratch memory. Afterwards one mapping in 61 of each size is timed (of the first 244 more: about 15), and at most one in 64
-/// of these is a probe, which goes the other way, so that its cost stays known. Probes cost at most 1/128 of the time of the size's mappings on top,
-/// besides one probe. The choice changes if the other way was cheaper by an eighth four times in a row: noise does not make it swing.
-/// [`explain`](Self::explain) returns measurements and choices. The time of a commit is divided among the descriptors that end between two
-/// commits: a full batch, or fewer for a queue that often falls idle and [commits](Self::commit) then.
+/// A copy costs time by the byte, a mapping a share of the wait for hardware. Where the two cross depends on caches, on the IOMMU and on the load, so
+/// it is measured. [`new`](Self::new) times both ways for each size (powers of two from 512 bytes to the pool's threshold), with shared ends and
+/// without, on scratch memory. Afterwards one mapping in 61 of each size is timed (of the first 244 more: about 15), and at most one in 64 of these
+/// is a probe, which goes the other way so that its cost stays known; one in 4 while it is unknown. Probes cost at most 1/128 of the time of the
+/// size's mappings on top, besides one probe. The choice changes if the other way was cheaper by an eighth four times in a row.
+/// [`explain`](Self::explain) returns measurements and choices. The time of a commit is divided among the descriptors that end between two commits: a
+/// full batch, or fewer for a queue that often falls idle and [commits](Self::commit) then.
 ///
-/// The queue belongs to one CPU at a time, so nothing here is shared, and the choice costs some plain instructions. `K` is the clock: it returns
-/// nanoseconds since any beginning.
+/// One CPU at a time calls it. `K` is a monotonic clock in nanoseconds; its zero does not matter.
 #[derive(Debug)]
 pub struct AdaptiveRing<M: Mapper, P: Platform, C: CopyMemory, K> {
     ring: StrictRing<M, P>,
     pool: BounceDevice<M, P, C>,
     ends: Ends<M, P, C>,
     direction: Direction,
-    /// Directions that were measured, or used.
+    /// Whether each direction was measured or used.
     met: [bool; Direction::ALL.len()],
     batch: usize,
     clock: K,
     clock_ns: u64,
     classes: usize,
-    /// The sizes of each direction, one direction after the other; of each, those without shared ends first.
+    /// By direction, then without and with shared ends, then by class: see `place`.
     sizes: Box<[Size]>,
     commits: Commits,
 }
 
 /// Mappings of one size, direction and shape.
-// Fields that every mapping touches come first, in one cache line.
+// What every mapping touches comes first, in one cache line.
 #[derive(Debug)]
 #[repr(C, align(64))]
 struct Size {
-    /// Mappings that went each way, by the number of the [`Choice`].
+    /// Mappings by [`Choice`].
     counts: [u64; 2],
     /// Mappings until one is timed.
     until: u64,
@@ -95,12 +94,11 @@ impl Size {
 
 #[allow(clippy::result_large_err, reason = "a mapping that is refused comes back in place")]
 impl<M: Mapper, P: Platform, C: CopyMemory, K: Fn() -> u64> AdaptiveRing<M, P, C, K> {
-    /// Makes a queue of `device` for data of one direction, with a ring by `config`. `pool` is the same device in its domain's pool.
-    /// Measures both ways, on scratch memory of the pool: twelve mappings of each size, and as many with shared ends if the device is
-    /// untrusted. If there is no memory for that, or a step fails, unmeasured sizes are copied at first, and the ring is tried soon.
-    /// (Unconfirmed memory is leaked.)
+    /// Makes a queue of `device` for data of one direction, with a ring by `config`. `pool` is the same device in its domain's pool. Measures both
+    /// ways, on scratch memory of the pool: twelve mappings of each size, and as many with shared ends if the device is untrusted. Without memory for
+    /// that, or after a failed step, unmeasured sizes are copied at first, and the ring is tried soon. (Unconfirmed memory is leaked.)
     ///
-    /// Context: half of the measured mappings may wait for the hardware. Allocates. The caller holds no lock and no CPU.
+    /// Context: half of the measured mappings may wait for hardware. Allocates. The caller holds no lock and no CPU.
     ///
     /// # Errors
     /// As [`StrictRing::new`]; [`SetupError::NotTranslated`] for a device without translation; [`SetupError::OtherDomain`].
@@ -118,7 +116,7 @@ impl<M: Mapper, P: Platform, C: CopyMemory, K: Fn() -> u64> AdaptiveRing<M, P, C
         Ok(queue)
     }
 
-    /// Makes a queue in `place`, for data of no direction yet.
+    /// Makes a queue in `place`, without measurements.
     ///
     /// # Errors
     /// As [`new`](Self::new); `place` stays uninitialised.
@@ -138,7 +136,7 @@ impl<M: Mapper, P: Platform, C: CopyMemory, K: Fn() -> u64> AdaptiveRing<M, P, C
         }
         let (classes, clock_ns) = (classes(pool.pool().threshold()), cost_of(&clock));
         let sizes = slice(2 * Direction::ALL.len() * classes, |_| Ok(Size::default()))?;
-        // The last step that may fail, so that nothing needs a drop in the place.
+        // The last step that may fail: then nothing in the place needs a drop.
         let ring = StrictRing::new(device, config)?;
         let at = place.as_mut_ptr();
         // SAFETY: each write is to a field in the place; after them all fields are initialised.
@@ -162,17 +160,17 @@ impl<M: Mapper, P: Platform, C: CopyMemory, K: Fn() -> u64> AdaptiveRing<M, P, C
         })
     }
 
-    /// Measures both ways for data of one more direction, as [`new`](Self::new) does.
+    /// Measures one more direction, as [`new`](Self::new) does.
     ///
     /// # Errors
-    /// [`OutOfMemory`]: the ring must not be used.
+    /// [`OutOfMemory`]: do not use the ring.
     pub(super) fn measure_toward(&mut self, direction: Direction) -> Result<(), OutOfMemory> {
         self.direction = direction;
         self.met[direction.index()] = true;
         self.measure()
     }
 
-    /// Notes that the direction is used, and chooses for each of its sizes the cheaper way, or copying where costs are unknown.
+    /// Marks the direction as used, and chooses for each of its sizes the cheaper way, or copying if costs are unknown.
     #[cold]
     fn begin(&mut self) {
         self.met[self.direction.index()] = true;
@@ -180,7 +178,7 @@ impl<M: Mapper, P: Platform, C: CopyMemory, K: Fn() -> u64> AdaptiveRing<M, P, C
         self.sizes[first..first + 2 * self.classes].iter_mut().for_each(|size| _ = size.cell.begin());
     }
 
-    /// The index in `sizes` of `class`, in the direction of the mapping that is being made, of lists with or without `shared` ends.
+    /// The index in `sizes`, for the direction of the mapping that is being made.
     #[inline]
     fn size_of(&self, class: usize, shared: bool) -> usize {
         self.place(self.direction, class, shared)
@@ -191,14 +189,13 @@ impl<M: Mapper, P: Platform, C: CopyMemory, K: Fn() -> u64> AdaptiveRing<M, P, C
         (2 * direction.index() + usize::from(shared)) * self.classes + class
     }
 
-    /// Tells its mappings from another queue's.
     #[inline]
     pub(super) fn number(&self) -> u64 {
         self.ring.number()
     }
 
-    /// Ends all waiting mappings, with one wait for the hardware: for a queue that falls idle. Returns the number of descriptors that have
-    /// ended. Such a queue calls this even if nothing waits, as the ring counts descriptors between these calls.
+    /// Ends all waiting mappings, with one wait for hardware. Returns their number. Call it when the queue falls idle, even if nothing waits: the
+    /// ring measures how many descriptors share a commit.
     ///
     /// Context: waits for hardware. The caller holds no lock and no CPU.
     ///
@@ -208,7 +205,7 @@ impl<M: Mapper, P: Platform, C: CopyMemory, K: Fn() -> u64> AdaptiveRing<M, P, C
         self.commits.idle();
         let start = (self.clock)();
         let committed = match self.commit_ring() {
-            // Ranges that a measurement has left are no caller's; a later commit retries them.
+            // Only ranges left by a measurement failed; no caller has them, and a later commit retries them.
             Err(_) if !self.ring.has_unconfirmed() => self.ring.told().commit(0),
             result => result?,
         };
@@ -225,19 +222,19 @@ impl<M: Mapper, P: Platform, C: CopyMemory, K: Fn() -> u64> AdaptiveRing<M, P, C
         Ok(committed)
     }
 
-    /// The account of commits' mappings, for a caller that cannot report them.
+    /// For a caller that commits but cannot report the result: [`Told::take_back`] leaves it to the next commit.
     pub(super) fn told(&mut self) -> &mut Told {
         self.ring.told()
     }
 
-    /// The descriptors that are unmapped and wait for a commit.
+    /// Unmapped descriptors that no commit has reported: see [`StrictRing::waiting`].
     #[inline]
     pub fn waiting(&self) -> usize {
         self.ring.waiting()
     }
 
-    /// Makes the device's writes of `len` bytes, from `offset` on, of an open mapping visible to the CPU: copies them, if there is a copy, in O(len);
-    /// otherwise costs a fence.
+    /// Makes the device's writes to `len` bytes of an open mapping, from `offset` on, visible to the CPU. O(len) if there is a copy; otherwise a
+    /// fence.
     ///
     /// # Errors
     /// As [`BouncePool::sync_for_cpu`](crate::bounce::pool::BouncePool::sync_for_cpu); [`DmaUnmapError::OtherQueue`].
@@ -246,8 +243,8 @@ impl<M: Mapper, P: Platform, C: CopyMemory, K: Fn() -> u64> AdaptiveRing<M, P, C
         self.sync(mapping, Side::Cpu, (offset, len))
     }
 
-    /// Makes the CPU's writes of `len` bytes, from `offset` on, of an open mapping visible to the device: copies them, if there is a copy, in O(len);
-    /// otherwise costs a fence.
+    /// Makes the CPU's writes to `len` bytes of an open mapping, from `offset` on, visible to the device. O(len) if there is a copy; otherwise a
+    /// fence.
     ///
     /// # Errors
     /// As [`BouncePool::sync_for_device`](crate::bounce::pool::BouncePool::sync_for_device); [`DmaUnmapError::OtherQueue`].
@@ -267,13 +264,13 @@ impl<M: Mapper, P: Platform, C: CopyMemory, K: Fn() -> u64> AdaptiveRing<M, P, C
         }
         let (device, pool) = (self.ring.device(), self.pool.pool());
         let kind = mapping.kind();
-        // The pool has fences of its own. Others read after the device's writes, and copy before the device is told.
+        // The pool has fences of its own. Otherwise: read after the device's writes, and copy before the CPU tells the device.
         if side == Side::Cpu && !matches!(kind, Kind::Pool(_)) {
             device.sync_for_cpu();
         }
         let synced = match kind {
-            // SAFETY: the pool's clause 1: its token is borrowed, so it does not end meanwhile, and its maker's clause 4 keeps syncs of the
-            // same bytes apart. Clause 2 is the maker's clauses 1 and 3.
+            // SAFETY: the pool's clause 1: the token is borrowed, so the mapping does not end meanwhile, and `map`'s clause 4 keeps syncs of the same
+            // bytes apart. Clause 2 is `map`'s clauses 1 and 3.
             Kind::Pool(_) => return unsafe { side.sync(pool, mapping.iova, part) },
             // SAFETY: as above.
             Kind::Cut => unsafe { self.ends.sync(mapping.list(), mapping.iova, side, part) },
@@ -285,7 +282,7 @@ impl<M: Mapper, P: Platform, C: CopyMemory, K: Fn() -> u64> AdaptiveRing<M, P, C
         synced
     }
 
-    /// The choices for each size of each used direction, smallest first, and their reasons.
+    /// The choices, with their reasons, for each size of each used direction, smallest first.
     pub fn explain(&self) -> impl Iterator<Item = Explained> {
         let met = Direction::ALL.into_iter().filter(|direction| self.met[direction.index()]);
         let (untrusted, granule) = (self.pool.is_untrusted(), self.pool.pool().domain().granule().bytes());
@@ -302,13 +299,13 @@ impl<M: Mapper, P: Platform, C: CopyMemory, K: Fn() -> u64> AdaptiveRing<M, P, C
         })
     }
 
-    /// Nanoseconds since `start`, without the cost of the clock itself.
+    /// Nanoseconds since `start`, without the cost of the clock.
     fn since(&self, start: u64) -> u64 {
         (self.clock)().saturating_sub(start).saturating_sub(self.clock_ns)
     }
 }
 
-/// Commits. Open mappings stay mapped; slots that are a part of them then leak.
+/// Commits. Open mappings stay mapped, and their slots leak.
 impl<M: Mapper, P: Platform, C: CopyMemory, K> Drop for AdaptiveRing<M, P, C, K> {
     fn drop(&mut self) {
         if !self.ends.is_empty() && self.ring.commit().is_ok() {

@@ -1,5 +1,5 @@
-//! The fast paths of an [adaptive ring](super::AdaptiveRing), which nearly all mappings take, in few instructions. Each leaves everything
-//! unchanged if it does not apply, and the slow path goes on.
+//! The fast paths of an [adaptive ring](super::AdaptiveRing), which nearly all mappings take. Each changes nothing if it does not apply: the slow
+//! path goes on.
 
 use core::slice::from_ref;
 
@@ -14,12 +14,12 @@ use crate::mapper::Mapper;
 use crate::platform::{CopyMemory, Platform};
 
 impl<M: Mapper, P: Platform, C: CopyMemory, K: Fn() -> u64> AdaptiveRing<M, P, C, K> {
-    /// The index in `sizes` for `list`, if such lists go the way of `choice`, and this one is not to be timed. A list above all classes has
-    /// no index, and is always mapped.
+    /// The index in `sizes` for `list`, if `choice` is that of its size, and it is not to be timed. A list above all classes has no index, and is
+    /// always mapped.
     #[inline]
     fn is_for(&self, choice: Choice, list: &[PhysSegment], direction: Direction) -> Option<Option<usize>> {
         let (len, whole) = self.pool.look_at(list);
-        // Of a list with shared ends, only the middle is mapped.
+        // Of a list with shared ends, the device may have only the middle.
         if choice == Choice::Map && !whole {
             return None;
         }
@@ -37,8 +37,7 @@ impl<M: Mapper, P: Platform, C: CopyMemory, K: Fn() -> u64> AdaptiveRing<M, P, C
         }
     }
 
-    /// Maps one segment in the ring, if that is the choice for its size and the ring's fast path takes it, and returns its pages. Otherwise
-    /// returns `None`, with nothing changed.
+    /// Maps one segment in the ring, if that is the choice for its size and the ring's fast path takes it, and returns its pages.
     ///
     /// # Safety
     /// As [`map`](Self::map), clauses 1 to 5.
@@ -56,7 +55,7 @@ impl<M: Mapper, P: Platform, C: CopyMemory, K: Fn() -> u64> AdaptiveRing<M, P, C
         Some(range)
     }
 
-    /// Maps a list in the ring, if that is the choice for its size and the ring takes it. Otherwise returns `None`, with nothing changed.
+    /// Maps a list in the ring, if that is the choice for its size and the ring takes it.
     ///
     /// # Errors
     /// The ring's, if devices may reach entries of the list.
@@ -82,10 +81,10 @@ impl<M: Mapper, P: Platform, C: CopyMemory, K: Fn() -> u64> AdaptiveRing<M, P, C
         }
     }
 
-    /// Copies a list, if that is the choice for its size, or necessary. Otherwise returns `None`, with nothing changed.
+    /// Copies a list, if that is the choice for its size.
     ///
     /// # Errors
-    /// The pool's: nothing is changed then, either, unless devices may reach entries.
+    /// The pool's.
     ///
     /// # Safety
     /// As [`map`](Self::map), clauses 1 to 5.
@@ -108,8 +107,7 @@ impl<M: Mapper, P: Platform, C: CopyMemory, K: Fn() -> u64> AdaptiveRing<M, P, C
         Some(mapped)
     }
 
-    /// Has the pages of an untimed mapping of this ring wait for their batch, unless that leads to a commit. Otherwise returns `false`,
-    /// with nothing changed.
+    /// Adds the pages of an untimed mapping to the batch, unless that would complete it: then returns `false`.
     #[inline(never)]
     pub(in crate::dma) fn unmap_fast(&mut self, range: IovaRange, neighbours: u64) -> bool {
         let waits = self.ring.waiting() + 1 < self.batch;

@@ -1,4 +1,4 @@
-//! Unmaps of an adaptive ring: copies end at once, mappings in the ring with their batch.
+//! Unmaps of an adaptive ring.
 
 use super::AdaptiveRing;
 use super::book::Half;
@@ -9,13 +9,13 @@ use crate::mapper::Mapper;
 use crate::platform::{CopyMemory, Platform};
 
 impl<M: Mapper, P: Platform, C: CopyMemory, K: Fn() -> u64> AdaptiveRing<M, P, C, K> {
-    /// Ends a mapping: at once if it was copied; with its batch if it was mapped.
+    /// Ends a mapping; one in the ring with its batch.
     ///
     /// Cost and context as for [`BouncePool::unmap`](crate::bounce::pool::BouncePool::unmap), by a strict policy, or for [`StrictRing::unmap`](crate::dma::StrictRing::unmap).
     ///
     /// # Errors
-    /// [`NotUnmapped`]; a mapping of another ring comes back with it, unchanged. No commit of this ring ends what the pool has mapped and the
-    /// hardware has not confirmed: a flush of the domain does.
+    /// [`NotUnmapped`]; a mapping of another ring comes back unchanged. What the pool has mapped and the hardware has not confirmed ends with a flush
+    /// of the domain, not with a commit of this ring.
     #[inline]
     pub fn unmap(&mut self, mapping: RawMapping) -> Result<Ended<(), ()>, NotUnmapped<RawMapping>> {
         if mapping.queue() != self.number() {
@@ -29,23 +29,22 @@ impl<M: Mapper, P: Platform, C: CopyMemory, K: Fn() -> u64> AdaptiveRing<M, P, C
         self.end(mapping)
     }
 
-    /// Ends a mapping of this ring that [is not timed](RawMapping::with_timed).
+    /// Ends an untimed mapping of this ring.
     #[inline]
     pub(super) fn end(&mut self, mapping: RawMapping) -> Result<Ended<(), ()>, NotUnmapped<RawMapping>> {
         let ended = match mapping.kind() {
             Kind::Ring => self.ring.unmap(mapping),
             Kind::Cut => self.end_cut(mapping),
             Kind::Pool(_) => {
-                // SAFETY: `unmap`'s clauses 1 and 3: this had the only token of the mapping, so no other unmap and, as they borrow it, no sync runs
-                // now or later. Clause 2: `map`'s clauses 1 and 3 hold until the unmap has returned.
+                // SAFETY: `unmap`'s clauses 1 and 3: this has the only token of the mapping, which syncs borrow, so no other unmap or sync runs now
+                // or later. Clause 2: `map`'s clauses 1 and 3 hold until the unmap has returned.
                 return match unsafe { self.pool.pool().unmap_by(Rule::Strictly, mapping.iova, mapping.word) }
                 {
                     Ok(()) => Ok(Ended::Done(())),
-                    // No commit of the ring ends it.
                     Err(error) => Err(NotUnmapped { mapping: None, waits: false, error }),
                 };
             }
-            // None that this makes.
+            // This ring makes none.
             Kind::Alone | Kind::Swiotlb { .. } | Kind::NotCoherent => Err(NotUnmapped::foreign(mapping)),
         };
         if matches!(ended, Ok(Ended::Flushed(()))) {
@@ -68,7 +67,7 @@ impl<M: Mapper, P: Platform, C: CopyMemory, K: Fn() -> u64> AdaptiveRing<M, P, C
         ended
     }
 
-    /// Ends a mapping and takes the time: its own, or that of the commit to which it may lead.
+    /// Ends a mapping, and times it or the commit that it completes.
     #[cold]
     fn unmap_timed(&mut self, mapping: RawMapping) -> Result<Ended<(), ()>, NotUnmapped<RawMapping>> {
         let (timed, in_ring) = (mapping.timed(), mapping.kind().is_in_ring());
@@ -77,7 +76,7 @@ impl<M: Mapper, P: Platform, C: CopyMemory, K: Fn() -> u64> AdaptiveRing<M, P, C
         let mut ns = self.since(start);
         if matches!(result, Ok(Ended::Flushed(()))) {
             self.commits.note(ns);
-            // Its own time is a part of the commit's: only its share of that counts for it.
+            // Its own time is a part of the commit's, of which it counts only its share.
             ns = 0;
         }
         if let (Some((class, way)), Ok(_)) = (timed, &result) {

@@ -1,9 +1,9 @@
-//! A handle's account of mapped memory: one word for each mapping, at its first granule. So a mapping ends once, as a whole, and by its
-//! owner: a caller that names anything else changes nothing.
+//! A handle's record of mapped memory: one word for each mapping, at its first granule. So a mapping ends once, as a whole, and by its owner: a call
+//! with any other address or length changes nothing.
 //!
-//! A word is written by the caller that has just got the addresses, and exchanged for 0 by the one that will unmap them: of several callers
-//! that end a mapping, one succeeds. (The words need no order: their addresses go from one caller to the next through the domain's caches
-//! and lists, which order earlier stores.)
+//! The caller that gets the addresses writes the word, and the one that unmaps them exchanges it for 0: of several callers that end a mapping, one
+//! succeeds. (The words need no order: their addresses go from one caller to the next through the domain's caches and lists, which order earlier
+//! stores.)
 
 use super::words::{Near, Words};
 use crate::addr::{Iova, IovaRange, PageSize};
@@ -16,45 +16,45 @@ use crate::sync::{AtomicU64, Ordering};
 pub(super) struct Book {
     words: Words,
     granule: PageSize,
-    /// The most bytes of a mapping for which a word has room.
+    /// The longest mapping for which a word has room.
     most: u64,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Entry {
-    /// The address of its first byte.
+    /// The first byte.
     pub iova: Iova,
-    /// Bytes from the first to the last.
+    /// Bytes from the first to the last, with gaps.
     pub len: u64,
-    /// Its granules.
     pub range: IovaRange,
-    /// Neighbours: bytes of its granules that are not the buffer's.
+    /// Bytes of the granules that are not the buffer's.
     pub neighbours: u64,
-    /// Whether it ends strictly whatever the policy.
+    /// Whether it ends strictly under every policy.
     pub lasting: bool,
 }
 
-/// Why a mapping is not noted. It fits in a register, as a map's frame has no room for more.
+/// Why the book does not record a mapping. It fits in a register, as a map's frame has no room for more.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum NotNoted {
     OutOfMemory,
-    /// Its word has no room for its length.
+    /// The word has no room for the length.
     TooLong,
 }
 
 /// A mapping begins at the granule.
 const LIVE: u64 = 1;
 const LASTING: u64 = 1 << 1;
-/// The mapping has gaps between its pieces: the next granule's word has their bytes.
+/// The pieces have gaps: the next granule's word has their bytes.
 const GAPS: u64 = 1 << 2;
-/// No mapping begins at the granule, but one that began some granules before may continue here: a search for the beginning looks at this
-/// granule. A mapping at a multiple of its size has none of these. The word stays when the mapping ends.
+/// No mapping begins at the granule, but one that began some granules before may continue here: `find` looks at this granule. A mapping at a multiple
+/// of its size has none of these. The word stays when the mapping ends.
 const CONTINUES: u64 = 1 << 3;
-/// Above the flags: the offset of the first byte in its granule, and above that the length; or a number of bytes or of granules.
+/// Above the flags: the offset of the first byte in its granule, and above that the length. With `CONTINUES` the number of granules back to the
+/// beginning; in the word of gaps their bytes.
 const FLAG_BITS: u32 = 4;
 
 impl Entry {
-    /// Bytes of the buffer: without the gaps of a list.
+    /// Bytes of the buffer, without the gaps of a list.
     #[inline]
     pub(super) fn used(&self) -> u64 {
         self.range.len().saturating_sub(self.neighbours)
@@ -62,7 +62,7 @@ impl Entry {
 }
 
 impl Book {
-    /// An empty book of a domain with addresses up to `last`, in these granules. Allocates nothing yet.
+    /// An empty book for addresses up to `last`. Allocates nothing yet.
     pub(super) fn new(last: Iova, granule: PageSize, near: Near) -> Self {
         let most = u64::MAX.checked_shr(FLAG_BITS + granule.shift()).unwrap_or(0);
         Self { words: Words::new((last.get() >> granule.shift()).saturating_add(1), near), granule, most }
@@ -72,14 +72,14 @@ impl Book {
         self.words.bytes()
     }
 
-    /// Notes a mapping, whose addresses are the caller's. Allocates where no mapping was ever near.
+    /// Records a mapping, whose addresses are the caller's. Allocates if no mapping was ever near.
     #[inline(always)]
     pub(super) fn note(&self, entry: Entry) -> Result<(), NotNoted> {
         let beside = entry.range.len().saturating_sub(entry.len);
         self.note_with(entry, entry.neighbours.saturating_sub(beside))
     }
 
-    /// As [`note`](Self::note), for a caller that knows the bytes of gaps.
+    /// As [`note`](Self::note), for a caller that knows the gaps.
     #[inline(always)]
     pub(super) fn note_with(&self, entry: Entry, gaps: u64) -> Result<(), NotNoted> {
         let Entry { iova, len, range, lasting, .. } = entry;
@@ -105,13 +105,13 @@ impl Book {
         }
     }
 
-    /// Writes the words inside a mapping of several granules.
+    /// Writes the inner words of a mapping of several granules.
     #[inline(never)]
     fn note_inside(&self, page: u64, last: u64, gaps: u64) -> Result<(), NotNoted> {
         if gaps > 0 {
             self.word_or_make(page + 1)?.store(gaps << FLAG_BITS, Ordering::Relaxed);
         }
-        // The places at which a search from inside the mapping looks before its beginning.
+        // The granules that `find`, starting inside the mapping, reads before the first one.
         let after =
             |page: u64| page.checked_add(page & page.wrapping_neg()).filter(|next| *next <= last && page > 0);
         let mut next = after(page);
@@ -122,7 +122,7 @@ impl Book {
         Ok(())
     }
 
-    /// Takes the mapping of `len` bytes at `iova` out of the book: the caller unmaps it. Cannot fail for want of memory.
+    /// Takes the mapping of `len` bytes at `iova` out of the book: the caller unmaps it. Allocates nothing.
     ///
     /// # Errors
     /// [`DmaUnmapError`]: nothing is changed.
@@ -155,13 +155,13 @@ impl Book {
         });
     }
 
-    /// Finds the mapping that contains the address `at`. Looks at a word for each power of two.
+    /// Finds the mapping that contains the address `at`. Reads at most one word for each order.
     pub(super) fn find(&self, at: Iova) -> Option<Entry> {
         let page = at.get() >> self.granule.shift();
-        // Clears one more of the lowest set bits of the granule's number each time: the mapping begins at one of these, or one of them says where.
+        // Clears the lowest set bit of the granule's number each time: the mapping begins at one of these, or one of them says where.
         (0..u64::BITS - self.granule.shift()).find_map(|order| {
             let first = page >> order << order;
-            // Each beginning is looked at once.
+            // Reads each granule once.
             if order > 0 && first == page >> (order - 1) << (order - 1) {
                 return None;
             }

@@ -1,10 +1,10 @@
-//! Copy or map, for [`OpsConfig::Auto`](super::OpsConfig::Auto): for each size, the one that was measured to be cheaper on this machine.
-//! Protection does not depend on it, as an untrusted device never gets a granule that holds other data.
+//! Copy or map, for [`OpsConfig::Auto`](super::OpsConfig::Auto): for each size, the one that measured cheaper. Protection does not depend on it, as
+//! an untrusted device never gets a granule that holds other data.
 //!
-//! It measures like adaptive queues (`dma/adaptive/book.rs`), shared by all CPUs so that none waits and no line is written by all: each CPU
-//! counts its own mappings and times one in 61, and only that one takes the lock of its size's account. The choice is a bit for each size,
-//! in a word that all read and only a change of it writes. Maps and unmaps are timed separately, as another CPU may end a mapping: an
-//! account has means of both halves, over all directions. A mapping by the way that is not chosen is a probe, and its unmap is timed, too.
+//! It measures as adaptive queues do (`dma/adaptive/book.rs`), on all CPUs, without contention: each CPU counts its own mappings and times one in 61,
+//! which takes the lock of its size's cell. The choice is a bit for each size in one word, which only a change writes. Maps and unmaps are timed
+//! separately, as another CPU may end a mapping: a cell has means of both halves, over all directions. A mapping by the way that is not chosen is a
+//! probe, and its unmap is timed, too.
 
 use alloc::boxed::Box;
 
@@ -17,12 +17,12 @@ use crate::sync::{AtomicU64, Mutex, Ordering};
 
 #[derive(Debug)]
 pub(super) struct Chooser {
-    /// A bit for each size whose mappings are mapped, and not copied.
+    /// A bit for each size that is mapped, not copied.
     maps: CachePadded<AtomicU64>,
     cells: Box<[Mutex<Cell>]>,
 }
 
-/// One CPU's count of maps, or of unmaps, at which it times the next.
+/// The count of maps, or of unmaps, at which a CPU times the next.
 #[derive(Debug)]
 pub(super) struct Turns(LocalU64);
 
@@ -34,7 +34,7 @@ impl Default for Turns {
 }
 
 impl Turns {
-    /// Whether to time the next call, after `made` of them. Returns how many mappings it stands for.
+    /// If the next call, after `made` of them, is to be timed: the number of calls until the one after it.
     #[inline]
     pub(super) fn next(&self, made: u64) -> Option<u64> {
         if made < self.0.get() {
@@ -47,7 +47,7 @@ impl Turns {
 }
 
 impl Chooser {
-    /// Makes one for mappings of up to `most` bytes.
+    /// For mappings of up to `most` bytes.
     ///
     /// # Errors
     /// [`SetupError::OutOfMemory`].
@@ -63,16 +63,16 @@ impl Chooser {
 
     #[inline]
     pub(super) fn choice(&self, size: usize) -> Choice {
-        // Relaxed: either way protects.
+        // Relaxed: both ways protect.
         if self.maps.load(Ordering::Relaxed) >> size & 1 == 0 { Choice::Copy } else { Choice::Map }
     }
 
-    /// The way of a timed mapping, which stands for `mappings`. The caller has a CPU lent.
+    /// The way of a timed mapping: see [`Cell::turn`]. The caller has borrowed a CPU.
     pub(super) fn turn(&self, size: usize, mappings: u64) -> Choice {
         self.cells.get(size).map_or(Choice::Copy, |cell| cell.lock().turn(mappings))
     }
 
-    /// Notes the time of half of a mapping. The caller has a CPU lent.
+    /// Records the time of half of a mapping. The caller has borrowed a CPU.
     pub(super) fn note(&self, size: usize, way: Choice, half: Half, ns: u64) {
         let Some(cell) = self.cells.get(size) else { return };
         let mut cell = cell.lock();

@@ -1,4 +1,4 @@
-//! Configuration of a [`DmaOps`](super::DmaOps), attributes of maps and unmaps, and a handle's counters.
+//! Configuration, attributes and counters of a [`DmaOps`](super::DmaOps).
 
 use crate::addr::Direction;
 use crate::bounce::pool::PoolUsage;
@@ -6,7 +6,7 @@ use crate::domain::Policy;
 use crate::pgtable::{Attributes, Memory};
 use crate::sync::{AtomicU64, Ordering};
 
-/// How a device is kept from memory, mapping by mapping, as its driver gets every buffer back at once.
+/// How each mapping is protected. The driver has its buffer back when an unmap returns, so nothing is batched.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum OpsConfig {
@@ -18,16 +18,16 @@ pub enum OpsConfig {
         /// The longest time in nanoseconds from an unmap to the start of the flush that covers it.
         window_ns: u64,
     },
-    /// Buffers of up to `threshold` bytes are copied, so that the device never reaches them. Larger ones are mapped, and their unmap waits;
-    /// of these, an [untrusted](crate::dma::Device::trusted) device gets only whole granules, and copies of the ends.
+    /// Buffers of up to `threshold` bytes are copied, so that the device never reaches them. Larger ones are mapped, and their unmap waits; of these,
+    /// an [untrusted](crate::dma::Device::trusted) device gets only whole granules, and copies of the ends.
     Bounce {
         /// The most bytes of a mapping that is copied as a whole: at most the [threshold](crate::bounce::pool::PoolConfig::threshold) of the domain's
         /// pool.
         threshold: u64,
     },
-    /// The cheaper of [`Strict`](Self::Strict) and [`Bounce`](Self::Bounce), as measured for each size while it runs: one mapping in 61 is
-    /// timed, and at most one in 64 of these goes the other way. An [untrusted](crate::dma::Device::trusted) device gets only whole
-    /// granules, and copies of all else.
+    /// The cheaper of [`Strict`](Self::Strict) and [`Bounce`](Self::Bounce), as measured for each size while it runs: one mapping in 61 is timed, and
+    /// at most one in 64 of these goes the other way; one in 4 while the other way's cost is unknown. An [untrusted](crate::dma::Device::trusted)
+    /// device gets only whole granules, and copies of all else.
     Auto {
         /// The most bytes of a mapping that may be copied as a whole, as for [`Bounce`](Self::Bounce).
         threshold: u64,
@@ -35,7 +35,7 @@ pub enum OpsConfig {
 }
 
 impl OpsConfig {
-    /// The policy for the end of mapped buffers that are not copied.
+    /// The policy for mappings that are not copied.
     pub(super) const fn policy(self) -> Policy {
         match self {
             Self::Lazy { window_ns } => Policy::Lazy { window_ns },
@@ -51,15 +51,15 @@ impl OpsConfig {
     }
 }
 
-/// A configuration that every map reads and that changes rarely. The policy of ends is beside it, in the handle.
+/// A configuration that every map reads and that changes rarely.
 #[derive(Debug)]
 pub(super) struct AtomicConfig {
-    /// The threshold plus 1; 0 where nothing is copied.
+    /// The threshold plus 1; 0 if nothing is copied.
     copied: AtomicU64,
     window_ns: AtomicU64,
 }
 
-/// The window of a strict handle, and of one that measures.
+/// In place of the window of a handle that is not lazy.
 const NO_WINDOW: u64 = u64::MAX;
 const AUTO: u64 = u64::MAX - 1;
 
@@ -70,7 +70,7 @@ impl AtomicConfig {
         new
     }
 
-    /// Relaxed, as each mapping ends by its own kind: one that is made during a change is of one kind or the other.
+    /// Relaxed: each mapping ends by its own kind, and one made during a change is of one kind or the other.
     pub(super) fn set(&self, config: OpsConfig) {
         let window_ns = match config {
             OpsConfig::Lazy { window_ns } => window_ns.min(AUTO - 1),
@@ -107,27 +107,26 @@ impl AtomicConfig {
 pub struct MapAttributes {
     /// Another device's registers, not memory (Linux's `DMA_ATTR_MMIO`, `dma_map_resource`): never copied.
     pub mmio: bool,
-    /// Mapped for long, as memory that driver and device share: never copied, and its unmap waits whatever the policy, as its memory
-    /// goes back to an allocator. The granules that it touches hold nothing else.
+    /// Mapped for long, as memory that driver and device share: never copied, and its unmap is strict under every policy, as its memory goes back to
+    /// an allocator. The caller has nothing else in its granules.
     pub lasting: bool,
-    /// The device reaches the memory past the CPUs' caches, if the page table's format has bits for that.
+    /// The device bypasses the CPUs' caches, if the page table's format has bits for that.
     pub uncached: bool,
-    /// Accesses that the device does not mark as privileged are refused, if the format has a bit for that (Linux's `DMA_ATTR_PRIVILEGED`):
-    /// never copied.
+    /// Only the device's privileged accesses pass, if the format has a bit for that (Linux's `DMA_ATTR_PRIVILEGED`): never copied.
     pub privileged: bool,
-    /// The bytes are not copied now: the driver syncs them before the device reads, or there are none yet (Linux's
-    /// `DMA_ATTR_SKIP_CPU_SYNC`). A device that reads before that finds zeros, or bytes of its group. A mapping that the device only writes
-    /// is copied all the same, as the device may write less than all of it, and the driver relies on the rest.
+    /// The map does not copy: the driver syncs before the device reads, or there is no data yet (Linux's `DMA_ATTR_SKIP_CPU_SYNC`). A device that
+    /// reads before that finds zeros, or bytes of its group. A mapping that the device only writes is copied nevertheless, as the device may write
+    /// only a part, and the driver relies on the rest.
     pub skip_copy: bool,
 }
 
 impl MapAttributes {
-    /// Whether the device gets the memory itself, whatever the configuration.
+    /// Whether the device gets the memory itself under every configuration.
     pub(super) const fn is_never_copied(self) -> bool {
         self.mmio || self.lasting || self.privileged
     }
 
-    /// What the translations of a direct mapping allow.
+    /// What the translations allow if the mapping is not copied.
     #[inline]
     pub(super) fn of(self, direction: Direction) -> Attributes {
         let memory = match self {
@@ -142,15 +141,15 @@ impl MapAttributes {
 /// Attributes of an unmap. [`default`](Self::default) is for a buffer that the driver reads afterwards.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub struct UnmapAttributes {
-    /// The driver does not want the device's writes since the last sync (Linux's `DMA_ATTR_SKIP_CPU_SYNC`): nothing is copied.
+    /// Does not copy the device's writes since the last sync (Linux's `DMA_ATTR_SKIP_CPU_SYNC`).
     pub skip_copy: bool,
 }
 
-/// A handle's counters. They are of slightly different times while other CPUs use it.
+/// A handle's counters, of slightly different times while other CPUs use it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 #[non_exhaustive]
 pub struct OpsUsage {
-    /// Mappings made, each list one.
+    /// Mappings made; a list is one.
     pub maps: u64,
     /// Of these, copied mappings, in whole or in part.
     pub copies: u64,
@@ -160,15 +159,15 @@ pub struct OpsUsage {
     pub unmaps: u64,
     /// Successful calls of the sync methods.
     pub syncs: u64,
-    /// Calls that were refused, or failed.
+    /// Maps, unmaps and syncs that returned an error.
     pub errors: u64,
     /// Bytes of drivers' memory that the device reaches now.
     pub open_bytes: u64,
-    /// Neighbours of these, in the same granules, that the device reaches now.
+    /// Other bytes in the same granules, which the device reaches, too.
     pub exposed_bytes: u64,
-    /// Bytes of the handle's own account of mappings.
+    /// Bytes of the handle and its book.
     pub book_bytes: usize,
-    /// The counters of the domain's pool, for all of its devices; `None` without one.
+    /// The counters of the domain's pool, for all of its devices; `None` without a pool.
     pub pool: Option<PoolUsage>,
 }
 

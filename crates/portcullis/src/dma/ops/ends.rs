@@ -1,4 +1,5 @@
-//! Unmaps and syncs. The address tells which way a mapping went: the pool knows its slots, the book direct mappings, and the pool's map the rest.
+//! Unmaps and syncs. The address tells how a mapping was made: in a slot of the pool, in the book (not copied), or in the pool's map (single-use
+//! buffers).
 
 use core::cell::Cell;
 
@@ -21,20 +22,18 @@ struct Timed {
 }
 
 impl<X: Machine> DmaOps<X> {
-    /// Ends the mapping of `len` bytes at `iova`; a list with all bytes from the first to the last, with one wait. After `Ok` the device
-    /// does not reach the buffer (under a lazy policy only until the flush that covers it), and the buffer has the device's bytes, unless
-    /// the attributes decline them.
+    /// Ends the mapping of `len` bytes at `iova`; of a list, all bytes from the first to the last, with one wait. After `Ok` the device does not
+    /// reach the buffer (under a lazy policy, after the flush that covers it), which has the device's bytes, unless the attributes decline them.
     ///
-    /// A copy costs O(len), and does not wait if it went through a slot. A direct mapping costs one walk for each leaf table and one store
-    /// for each entry; if it ends strictly, it waits for one invalidation.
+    /// A copy costs O(len), and does not wait if it was in a slot. A mapping that was not copied costs one walk for each leaf table and one store for
+    /// each entry; if it ends strictly, it waits for one invalidation.
     ///
     /// Context: any. Allocates nothing.
     ///
     /// # Errors
-    /// [`DmaUnmapError`]. After [`NotMapped`](DmaUnmapError::NotMapped) and [`OutOfRange`](DmaUnmapError::OutOfRange) (it is no mapping of
-    /// the handle, or not the whole of one) nothing is changed. After [`Unconfirmed`](DmaUnmapError::Unconfirmed) and
-    /// [`Unmap`](DmaUnmapError::Unmap) the mapping is over, but **devices may still reach the buffer**, until a
-    /// [flush](crate::domain::Domain::flush) of the domain succeeds.
+    /// [`DmaUnmapError`]. After [`NotMapped`](DmaUnmapError::NotMapped) and [`OutOfRange`](DmaUnmapError::OutOfRange) (it is no mapping of the
+    /// handle, or not the whole of one) nothing is changed. After [`Unconfirmed`](DmaUnmapError::Unconfirmed) and [`Unmap`](DmaUnmapError::Unmap) the
+    /// mapping has ended, but **devices may still reach the buffer**, until a [flush](crate::domain::Domain::flush) of the domain succeeds.
     ///
     /// # Safety
     /// If this is an open mapping of the handle:
@@ -60,7 +59,7 @@ impl<X: Machine> DmaOps<X> {
         ended
     }
 
-    /// As [`end`](Self::end), for a handle that measures. Out of line, so that `end` has one path, all of it inlined.
+    /// As [`end`](Self::end), for a handle that measures. Out of line, so that all of `end` is inlined.
     ///
     /// # Safety
     /// As [`unmap`](Self::unmap).
@@ -77,12 +76,11 @@ impl<X: Machine> DmaOps<X> {
         ended
     }
 
-    /// Reads the clock, if this unmap is to be timed: its CPU's count says so, or the mapping went the way that is not chosen.
+    /// Reads the clock, if this unmap is to be timed: by its CPU's count, or because the mapping was a probe.
     fn begin_timed(&self, iova: Iova, len: u64) -> Option<Timed> {
         let ((chooser, clock), pool) = (self.chooser.as_ref()?, self.pool.as_deref()?);
         let size = chooser.size_of(len)?;
         let way = if pool.has_slot_at(iova) { Choice::Copy } else { Choice::Map };
-        // An untrusted device has no choice for any other length.
         let is_whole = !self.profile.untrusted || len & self.domain.granule().offset_mask() == 0;
         let mut is_timed = is_whole && way != chooser.choice(size);
         if !is_timed {
@@ -103,7 +101,7 @@ impl<X: Machine> DmaOps<X> {
     /// As [`unmap`](Self::unmap).
     #[inline(always)]
     unsafe fn end(&self, iova: Iova, len: u64, copied: bool) -> Result<(), DmaUnmapError> {
-        // Pool and book each look an address up, and one of them has it: begin with the one that has today's mappings.
+        // Pool and book each look an address up, and one of them has it: begin with the one that the present configuration fills.
         if self.config.threshold().is_none()
             && let Ok(entry) = self.book.take(iova, len)
         {
@@ -113,7 +111,7 @@ impl<X: Machine> DmaOps<X> {
         unsafe { self.end_any(iova, len, copied) }
     }
 
-    /// The same, for either way.
+    /// As [`end`](Self::end), for a mapping that may be copied.
     ///
     /// # Safety
     /// As [`unmap`](Self::unmap).
@@ -127,7 +125,7 @@ impl<X: Machine> DmaOps<X> {
                 counts.unmaps.add(alone, 1);
                 is_counted = true;
             };
-            // SAFETY: the pool's clauses 1 and 2 are the caller's 1 and 2; a later call by number finds the group's mappings only (3).
+            // SAFETY: the pool's clauses 1 and 2 are the caller's 1 and 2; a later call by address finds the group's mappings only (3).
             if let Some(ended) = unsafe { pool.end_in_slot(client, (iova, len), copied, counted) } {
                 if ended.is_ok() && !is_counted {
                     self.count(|counts, alone| counts.unmaps.add(alone, 1));
@@ -149,11 +147,12 @@ impl<X: Machine> DmaOps<X> {
         ended
     }
 
-    /// Ends a direct mapping that is out of the book. Inlined, for one caller for each `FIRST`; and so are its parts.
+    /// Ends an uncopied mapping that was taken out of the book. Inlined with all that it calls; `FIRST` only makes two instances, one for each
+    /// caller.
     #[inline(always)]
     fn end_opened<const FIRST: bool>(&self, entry: Entry) -> Result<(), DmaUnmapError> {
         let bytes = (entry.used(), entry.neighbours);
-        // The domain counts while it has a CPU for the addresses. Otherwise this counts afterwards.
+        // The domain counts if it borrows a CPU for the addresses. Otherwise this counts afterwards.
         let is_counted = Cell::new(false);
         let was_counted = &is_counted;
         let counted = move |cpu: &LocalCpu<'_>| {
@@ -165,12 +164,11 @@ impl<X: Machine> DmaOps<X> {
         if !is_counted.get() {
             self.count(|counts, alone| counts.closed(alone, bytes));
         }
-        // The driver's reads come after its load of the device's completion.
+        // Orders the driver's reads after its load of the device's completion.
         fence(Ordering::Acquire);
         Ok(ended?)
     }
 
-    /// Ends a direct mapping; the domain calls `counted` if it has a CPU for it.
     #[inline(always)]
     pub(super) fn close(&self, entry: Entry, counted: impl Fn(&LocalCpu<'_>)) -> Result<(), UnmapError> {
         let Entry { range, neighbours, lasting, .. } = entry;
@@ -178,17 +176,17 @@ impl<X: Machine> DmaOps<X> {
         self.domain.end(range, Ending { neighbours, exception }, counted)
     }
 
-    /// Copies the device's writes among `len` bytes at the address `at`, anywhere inside a mapping, to the CPU's buffer. A direct mapping
-    /// costs a fence, and a search, O(log n) for n granules. A copied one costs O(len), if the device writes.
+    /// Copies the device's writes to `len` bytes at `at`, anywhere inside a mapping, to the CPU's buffer. A mapping that is not copied costs a fence,
+    /// and a search, O(log n) for n granules. A copied one costs O(len), if the device writes.
     ///
     /// Context: any. Never waits, allocates nothing.
     ///
     /// # Errors
-    /// [`DmaUnmapError`]: some of the bytes are in no mapping of the handle, or another caller is syncing the same list ([`Busy`](DmaUnmapError::Busy)).
-    /// Nothing is copied.
+    /// [`DmaUnmapError`], with nothing copied: some of the bytes are in no mapping of the handle, or another caller is syncing the same list
+    /// ([`Busy`](DmaUnmapError::Busy)).
     ///
     /// # Safety
-    /// If the bytes are an open mapping's of the handle:
+    /// If the bytes are in an open mapping of the handle:
     ///
     /// 1. No unmap of the mapping, and no other sync of any of these bytes, runs at the same time.
     /// 2. Clauses 1 and 3 of its [map](Self::map) hold until this has returned.
@@ -198,7 +196,7 @@ impl<X: Machine> DmaOps<X> {
         unsafe { self.sync(at, len, Toward::Original) }
     }
 
-    /// Copies the CPU's writes among `len` bytes at the address `at`, anywhere inside a mapping, for the device. Cost and context as for
+    /// Copies the CPU's writes to `len` bytes at `at`, anywhere inside a mapping, for the device. Cost and context as for
     /// [`sync_for_cpu`](Self::sync_for_cpu); a copied mapping costs O(len), if the device reads.
     ///
     /// # Errors

@@ -1,4 +1,4 @@
-//! The end of all mappings of a driver that goes, or whose device is gone: nothing is copied to memory that may be somebody else's by now.
+//! Ends all mappings of a driver that unloads, or whose device is gone. Nothing is copied back, as the memory may have another owner by now.
 
 use arrayvec::ArrayVec;
 
@@ -12,33 +12,32 @@ use crate::invalidation::{Gather, InvalidationError};
 
 const TOGETHER: usize = 16;
 
-/// A mapping that ends: its granules and its neighbours.
 #[derive(Clone, Copy)]
 struct Ends {
     range: IovaRange,
     neighbours: u64,
 }
 
-/// Mappings that [`DmaOps::unmap_all`] has ended.
+/// What [`DmaOps::unmap_all`] has ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Leftover {
-    /// Mappings, each list one.
+    /// Mappings; a list is one.
     pub mappings: u64,
-    /// Bytes of drivers' memory in them; without the gaps of copied lists.
+    /// Bytes of drivers' memory in them, without the gaps of copied lists.
     pub bytes: u64,
 }
 
 impl<X: Machine> DmaOps<X> {
-    /// Ends every open mapping of the handle, without a copy, and returns their number: for a driver that has left some, or a device that
-    /// is gone. Copies belong to the device's [group](crate::dma::Device::in_group), so copies of other devices of its group, which it
-    /// trusts, end, too. A driver that ends one of these mappings later gets `NotMapped`.
+    /// Ends every open mapping of the handle, without a copy: for a driver that has left some, or a device that is gone. Copies belong to the
+    /// device's [group](crate::dma::Device::in_group), so those of other devices of the group end, too. A driver that ends one of these mappings
+    /// later gets `NotMapped`.
     ///
     /// O(granules of addresses that ever had a mapping near + slots of the pool).
     ///
-    /// Context: waits for one invalidation for each 16 mappings, and for each copy with addresses of its own. Allocates nothing; not with
-    /// interrupts off, as it takes long.
+    /// Context: waits for one invalidation for each 16 mappings, and for each single-use copy. Allocates nothing; not with interrupts off, as it
+    /// takes long.
     /// # Errors
-    /// [`DmaUnmapError`]: all mappings are over, but some are not confirmed: **devices may still reach these**, until a
+    /// [`DmaUnmapError`]: all mappings have ended, but some are not confirmed: **devices may still reach these**, until a
     /// [flush](crate::domain::Domain::flush) of the domain succeeds.
     ///
     /// # Safety
@@ -87,7 +86,7 @@ impl<X: Machine> DmaOps<X> {
         if some.is_empty() { Ok(()) } else { self.close_gathered(some, &mut Gather::new()) }
     }
 
-    /// The same, with the caller's `gather`: in two functions, as list and gather each take much of the stack.
+    /// Apart from its caller, as list and gather each take much of the stack.
     #[inline(never)]
     fn close_gathered(&self, some: &[Ends], gather: &mut Gather) -> Result<(), InvalidationError> {
         let mut unlinked: ArrayVec<Unlinked<'_, X::Mapper, X::Platform>, TOGETHER> = ArrayVec::new();
@@ -125,11 +124,11 @@ impl<X: Machine> DmaOps<X> {
     }
 }
 
-/// Open mappings end with the handle, as by [`unmap_all`](DmaOps::unmap_all).
+/// Ends open mappings as [`unmap_all`](DmaOps::unmap_all).
 impl<X: Machine> Drop for DmaOps<X> {
     fn drop(&mut self) {
         if self.usage().open_mappings() > 0 {
-            // Nobody can be told: unconfirmed addresses are held until a flush is confirmed.
+            // A drop cannot report an error: the domain holds unconfirmed addresses until a flush is confirmed.
             let _ = self.end_all();
         }
     }

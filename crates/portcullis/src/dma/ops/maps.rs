@@ -1,4 +1,4 @@
-//! Maps: a list as a whole or not at all, and in the book before anybody knows its address.
+//! Maps. A list is mapped as a whole or not at all, and recorded in the book before its address is returned.
 
 use core::slice;
 
@@ -18,30 +18,28 @@ use crate::platform::LocalCpu;
 use crate::sync::Ordering;
 
 enum Made {
-    /// Through buffers, in whole or in part: its address and length.
+    /// In whole or in part.
     Copied { iova: Iova, len: u64 },
-    /// By the domain: its address, and its granules.
     Opened { iova: Iova, range: IovaRange },
 }
 
 impl<X: Machine> DmaOps<X> {
-    /// Lets the device reach `len` bytes at `phys`, or a copy of them, and returns the device's address: see the [module](super).
+    /// Lets the device reach `len` bytes at `phys`, or a copy of them, and returns the device's address: see the [module](super). A copy through an
+    /// idle buffer costs O(len), and O(1) for the rest.
     ///
-    /// A copy through an idle buffer costs O(len), and O(1) for the rest.
-    ///
-    /// Context: any. Any other mapping may allocate memory, tables and its account.
+    /// Context: any. Any other mapping may allocate memory, tables and book entries.
     ///
     /// # Errors
-    /// [`DmaMapError`], with nothing mapped and nothing leaked. After [`MapListError::Unconfirmed`] devices may reach entries of it, until
-    /// a flush of the domain succeeds.
+    /// [`DmaMapError`], with nothing mapped and nothing leaked. After [`MapListError::Unconfirmed`] devices may reach entries of it, until a flush of
+    /// the domain succeeds.
     ///
     /// # Safety
     /// Until an [`unmap`](Self::unmap) of the mapping has returned `Ok` (and, under a lazy policy, the flush that covers it is confirmed):
     ///
     /// 1. The bytes are memory that the CPU reaches through the domain's [`CopyMemory`](crate::platform::CopyMemory), if it has any; or they are
     ///    registers, and the attributes say so.
-    /// 2. They are the caller's to open to the device, as for [`Domain::map`](crate::domain::Domain::map), clauses 1 to 3; with all of their granules
-    ///    where they are mapped and not copied.
+    /// 2. The caller may let the device access them, as for [`Domain::map`](crate::domain::Domain::map), clauses 1 to 3; with all of their granules
+    ///    if they are not copied.
     /// 3. While this, a sync or the unmap of the mapping runs, only devices and atomic accesses touch them: these calls copy as a device would.
     /// 4. While one of these calls runs, no other handle of the device, or of a device of its [group](crate::dma::Device::in_group), is dropped
     ///    with mappings open: the copies of the whole group end with it.
@@ -60,9 +58,9 @@ impl<X: Machine> DmaOps<X> {
         }
     }
 
-    /// As [`map`](Self::map), for a list: in one range of addresses, and by one call of the [`Mapper`](crate::mapper::Mapper). Writes the
-    /// device's segments to `out`, which has room for as many as the list has: touching ones are merged. Returns their number. The list
-    /// ends as a whole, by one [`unmap`](Self::unmap) of all addresses from the first of these to the last.
+    /// As [`map`](Self::map), for a list, in one range of addresses, by one call of the [`Mapper`](crate::mapper::Mapper). Writes the device's
+    /// segments to `out`, which has room for as many as the list has: touching ones are merged. Returns their number. One [`unmap`](Self::unmap) of
+    /// all addresses from the first segment to the last ends the list.
     ///
     /// # Errors
     /// As [`map`](Self::map).
@@ -101,7 +99,7 @@ impl<X: Machine> DmaOps<X> {
         }
     }
 
-    /// Makes a mapping of a list of `len` bytes, by either way. `ONE` piece has code of its own for the way to the domain.
+    /// Maps a list of `len` bytes, copied or not. `ONE` piece has code of its own on the path without copies.
     ///
     /// # Safety
     /// As [`map`](Self::map).
@@ -125,7 +123,7 @@ impl<X: Machine> DmaOps<X> {
         }
     }
 
-    /// The same, where it may have to be copied.
+    /// As [`enter`](Self::enter), if the list may have to be copied.
     ///
     /// # Safety
     /// As [`map`](Self::map).
@@ -149,7 +147,7 @@ impl<X: Machine> DmaOps<X> {
         }
     }
 
-    /// The same, for a handle that measures.
+    /// As [`enter_copied`](Self::enter_copied), for a handle that measures.
     ///
     /// # Safety
     /// As [`map`](Self::map).
@@ -199,9 +197,8 @@ impl<X: Machine> DmaOps<X> {
         (maybe && !attributes.is_never_copied()).then_some(pool)
     }
 
-    /// Maps a list of `len` bytes through buffers, or with copies of its ends; returns the address and the length that end it. `None` if
-    /// the device is to have the memory itself: a list above the threshold, or one that `choice` maps, if the device may have all of its
-    /// granules.
+    /// Maps a list of `len` bytes through buffers, or with copies of its ends. `None` if the device gets the memory itself: a list above the
+    /// threshold, or one that `choice` maps, if the device may have all of its granules.
     ///
     /// # Safety
     /// As [`map`](Self::map).
@@ -214,14 +211,14 @@ impl<X: Machine> DmaOps<X> {
         attributes: MapAttributes,
         choice: Choice,
     ) -> Option<Result<Made, DmaMapError>> {
-        // Limits may change at the same time: a map may then see a pair that no device has, and copies with what it can keep.
+        // If the limits change at the same time, this may see a pair of old and new ones.
         let client = self.client(pool)?;
         let is_mapped =
             choice == Choice::Map || self.config.threshold().is_none_or(|threshold| len > threshold);
         if is_mapped && client.look_at(list).1 {
             return None;
         }
-        // A device may write less than all of it, and a driver relies on the rest (as on Linux: CVE-2022-0854).
+        // A device may write only a part, and a driver relies on the rest (as on Linux: CVE-2022-0854).
         let how = PoolAttributes { copy_in: true };
         let mut is_counted = false;
         let add = |(counts, alone): (&Counts, bool)| {
@@ -229,7 +226,7 @@ impl<X: Machine> DmaOps<X> {
             counts.copies.add(alone, 1);
             counts.copied.add(alone, len);
         };
-        // SAFETY: clauses 1 to 3 are the caller's: they are the pool's.
+        // SAFETY: the pool's clauses 1 to 3 are the caller's.
         let mapped = unsafe {
             if attributes.skip_copy && direction != Direction::FromDevice {
                 pool.map_slow(&client, list, direction, (how, false))
@@ -250,7 +247,7 @@ impl<X: Machine> DmaOps<X> {
         Some(mapped)
     }
 
-    /// Maps one piece by the domain. Out of line, as copies take most of the stack.
+    /// Maps one piece, not copied. Out of line, as copies take most of the stack.
     ///
     /// # Safety
     /// As [`map`](Self::map).
@@ -265,7 +262,7 @@ impl<X: Machine> DmaOps<X> {
         unsafe { self.open::<true>((slice::from_ref(piece), piece.len), direction, attributes) }
     }
 
-    /// Maps a list by the domain.
+    /// Maps a list, not copied.
     ///
     /// # Safety
     /// As [`map`](Self::map).
@@ -280,7 +277,7 @@ impl<X: Machine> DmaOps<X> {
         unsafe { self.open::<false>(list, direction, attributes) }
     }
 
-    /// The same, inlined, for one caller for each `ONE`; and so are its parts.
+    /// Inlined with all that it calls; there is one caller for each `ONE`.
     ///
     /// # Safety
     /// As [`map`](Self::map).
@@ -332,10 +329,9 @@ impl<X: Machine> DmaOps<X> {
         let iova = Iova::new(range.start().get() | first.phys.page_offset(granule));
         let entry = |len| Entry { iova, len, range, neighbours, lasting: attributes.lasting };
         let noted = match list {
-            // One piece has no gaps.
             [_] if ONE => self.book.note_with(entry(used), 0),
             _ => {
-                // The bytes behind the list in its last granule.
+                // The bytes after the list in its last granule.
                 let last =
                     list.last().map_or(0, |piece| piece.phys.get().wrapping_add(piece.len).wrapping_sub(1));
                 let unused = granule.offset_mask() - (last & granule.offset_mask());
@@ -345,14 +341,14 @@ impl<X: Machine> DmaOps<X> {
         changing.done();
         match noted {
             Ok(()) => Ok(Made::Opened { iova, range }),
-            // No driver knows the address yet, but the device may have found it.
+            // No driver knows the address yet, but the device may have used it.
             Err(why) => Err(self.undo(range, (used, neighbours), why)),
         }
     }
 }
 
 impl<X: Machine> DmaOps<X> {
-    /// Ends a mapping that did not get into the book. `bytes` are its used bytes and its neighbours.
+    /// Ends a mapping that is not in the book. `bytes` are its used bytes and its neighbours.
     #[cold]
     #[inline(never)]
     fn undo(&self, range: IovaRange, bytes: (u64, u64), why: NotNoted) -> DmaMapError {

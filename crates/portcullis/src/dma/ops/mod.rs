@@ -1,9 +1,8 @@
-//! [`DmaOps`]: mappings for a kernel whose drivers map and unmap by number, from every CPU and from interrupt handlers at once, as Linux's `dma_map_ops`
-//! do. Each mapping ends once, as a whole, and through the handle that made it.
+//! [`DmaOps`]: mappings for a kernel whose drivers map and unmap by address, on any CPU and in interrupt handlers, as through Linux's `dma_map_ops`.
+//! Each mapping ends once, as a whole, and through the handle that made it.
 //!
-//! A [`Queue`](super::Queue) has one owner, to which it gives buffers back. In such a DMA API a driver maps a buffer on one CPU and ends it
-//! on another by its address and length only, and has the buffer back when the call returns. So rings and batches cannot protect it, and an
-//! [`OpsConfig`] is left.
+//! A [`Queue`](super::Queue) has one owner, to which it gives buffers back. In such a DMA API a driver maps a buffer on one CPU, unmaps it on another
+//! by address and length, and has it back when the call returns. So rings and batches are no choice here; [`OpsConfig`] has the others.
 //!
 //! # Maps and unmaps
 //! | the mapping | is made | ends |
@@ -15,23 +14,23 @@
 //! | larger, of a [trusted](super::Device::trusted) device, or of whole granules | mapped | strictly |
 //! | larger, any other | mapped, with copies of its unaligned ends; copied where its pieces meet inside a granule | strictly |
 //!
-//! The address tells an unmap which way the mapping went, so the configuration may [change](DmaOps::set_config) while mappings of all kinds
-//! live. A list has one range of addresses, and its unmap one wait.
+//! The address tells an unmap how the mapping was made, so the configuration may [change](DmaOps::set_config) while mappings of all kinds are open. A
+//! list has one range of addresses, and its unmap one wait.
 //!
 //! # Mistakes of drivers
-//! An unmap of a mapping that has ended, of a part, with another length or by another device's address is refused with its own error, as is a sync
-//! outside of a mapping: nothing is changed, and the buffer is as well protected as before. The caller must prevent one mistake, as the
-//! [safety sections](DmaOps::unmap) say: two CPUs that end a mapping, or sync and end it, at the same moment.
+//! An unmap of a mapping that has ended, of a part, with another length or by another device's address returns an error, as does a sync outside of a
+//! mapping: nothing is changed. The caller must prevent one mistake, as the [safety sections](DmaOps::unmap) say: two CPUs that end a mapping, or
+//! sync and end it, at the same moment.
 //!
 //! # Contexts
-//! Every method says whether it may wait, and where it may be called. No map, unmap or sync waits for another *caller*, whom an interrupt
-//! handler may have interrupted: once a domain has a handle, work with such waits is left to [`maintain`](DmaOps::maintain), which the
-//! platform's timer calls. Waits for hardware are as long as the mapper's. So a kernel that maps in interrupt handlers keeps two rules. Its
-//! mapper waits for no caller that a handler may have interrupted (`portcullis-hw`'s drivers keep handlers away while they share waits; a
-//! [`SharedQueue`](crate::invalidation::SharedQueue) waits for nobody if its [`cpu`](crate::invalidation::SharedQueue::with_cpus) is
-//! `None`). And while handlers may map, it calls no [`reclaim`](crate::domain::Domain::reclaim) of a domain with a
-//! [`PageTable`](crate::pgtable::PageTable), whose maps wait at a table that is being reclaimed. The library uses per-CPU values and takes
-//! locks with a CPU lent ([`Platform::with_cpu`]): a kernel that has interrupts off meanwhile may map and unmap in interrupt handlers.
+//! Every method says whether it may wait, and in which context it may be called. No map, unmap or sync waits for another *caller*, which an interrupt
+//! handler may have interrupted: once a domain has a handle, work with such waits is left to [`maintain`](DmaOps::maintain), which the platform's
+//! timer calls. The library uses per-CPU values and takes locks with a borrowed CPU ([`Platform::with_cpu`]): a kernel that has interrupts off
+//! meanwhile may map and unmap in atomic context, by two rules. Its mapper waits for no caller that a handler may have interrupted (`portcullis-hw`'s
+//! drivers keep handlers away while they share waits; a [`SharedQueue`](crate::invalidation::SharedQueue) waits for no other caller if its
+//! [`cpu`](crate::invalidation::SharedQueue::with_cpus) is `None`). And while handlers may map, it calls no
+//! [`reclaim`](crate::domain::Domain::reclaim) of a domain with a [`PageTable`](crate::pgtable::PageTable), whose maps wait at a table that is being
+//! reclaimed. A wait for hardware takes as long as the mapper's.
 
 mod book;
 mod choice;
@@ -65,8 +64,7 @@ use crate::sync::{AtomicU64, Ordering};
 type DomainOf<X> = Domain<<X as Machine>::Mapper, <X as Machine>::Platform>;
 type PoolOf<X> = BouncePool<<X as Machine>::Mapper, <X as Machine>::Platform, <X as Machine>::Memory>;
 
-/// A device's mappings by number, for any number of CPUs at once: see the [module](self). A kernel makes one for each device, by
-/// [`Device::ops`](super::Device::ops).
+/// Maps and unmaps by address for a device, on any number of CPUs: see the [module](self). [`Device::ops`](super::Device::ops) makes it.
 pub struct DmaOps<X: Machine> {
     domain: Shared<DomainOf<X>>,
     pool: Option<Shared<PoolOf<X>>>,
@@ -74,9 +72,9 @@ pub struct DmaOps<X: Machine> {
     mask: AtomicU64,
     offset_mask: AtomicU64,
     config: AtomicConfig,
-    /// The policy for the end of direct mappings.
+    /// The policy for mappings that are not copied.
     policy: AtomicPolicy,
-    /// Always strict: for the end of lasting mappings.
+    /// Always strict: for lasting mappings.
     strictly: AtomicPolicy,
     book: Book,
     /// With a pool: the measurements, and their clock.
@@ -87,7 +85,7 @@ pub struct DmaOps<X: Machine> {
 /// A handle's counters of one CPU, or of all callers without a CPU.
 #[derive(Debug, Default)]
 struct Counts {
-    /// Maps, and how many of these failed after they were counted.
+    /// Maps, including `refused` ones, which failed after they were counted.
     maps: Counter,
     refused: Counter,
     copies: Counter,
@@ -96,10 +94,10 @@ struct Counts {
     unmaps: Counter,
     syncs: Counter,
     errors: Counter,
-    /// Mapped bytes, and their neighbours. Negative where more is unmapped on a CPU than was mapped there.
+    /// Mapped bytes, and their neighbours. Negative if more is unmapped on a CPU than was mapped there.
     open: Counter,
     exposed: Counter,
-    /// When this CPU times its next map, and its next unmap. Callers without a CPU time nothing.
+    /// Callers without a CPU time nothing.
     timed_maps: Turns,
     timed_unmaps: Turns,
 }
@@ -112,7 +110,7 @@ impl Counts {
         self.exposed.add(alone, neighbours);
     }
 
-    /// Undoes that: nothing was mapped after all.
+    /// Undoes [`opened`](Self::opened).
     #[inline]
     fn refused(&self, alone: bool, (used, neighbours): (u64, u64)) {
         self.refused.add(alone, 1);
@@ -138,7 +136,7 @@ impl<X: Machine> core::fmt::Debug for DmaOps<X> {
 }
 
 impl<X: Machine> DmaOps<X> {
-    /// Makes a handle in `place`, as a kernel's stack has no room for it.
+    /// In `place`, as a kernel's stack has no room for a handle.
     #[inline(never)]
     pub(super) fn new_in<'a>(
         place: &'a mut MaybeUninit<Self>,
@@ -150,7 +148,7 @@ impl<X: Machine> DmaOps<X> {
         if !domain.is_translated() {
             return Err(SetupError::NotTranslated);
         }
-        // All that may fail comes first, so that nothing needs a drop in the place.
+        // All that may fail comes first: then nothing in the place needs a drop.
         allows(pool.as_deref(), config)?;
         check(domain, pool.as_deref(), profile)?;
         let last = domain.mapper().geometry().aperture.last();
@@ -188,13 +186,13 @@ impl<X: Machine> DmaOps<X> {
         &self.domain
     }
 
-    /// The present configuration.
+    /// The configuration.
     pub fn config(&self) -> OpsConfig {
         self.config.get()
     }
 
-    /// Changes how mappings are made and end, while others live and are made. When the call returns, the stricter of the two promises holds
-    /// for every direct mapping, as [`Domain::set_policy`] says. Copied mappings stay so until they end.
+    /// Changes how mappings are made and end, while drivers map. When the call returns, the stricter of the two promises holds for every mapping that
+    /// is not copied, as [`Domain::set_policy`] says. Copied mappings stay so until they end.
     ///
     /// Context: may wait for hardware, and for other callers; not with interrupts off. Allocates nothing.
     ///
@@ -207,20 +205,20 @@ impl<X: Machine> DmaOps<X> {
         Ok(self.domain.change(&self.policy, Some(config.policy()))?)
     }
 
-    /// The highest address that the device can put on the bus, and the low bits of a buffer's address that copies keep.
+    /// The highest address that the device can use, and the low bits of a buffer's address that copies keep.
     pub fn limits(&self) -> (u64, u64) {
         (self.mask.load(Ordering::Relaxed), self.offset_mask.load(Ordering::Relaxed))
     }
 
-    /// Changes the limits of later mappings: the highest address that the device can put on the bus (Linux's `dma_set_mask`), and the low
-    /// bits of a buffer's address that a copy keeps (`dma_set_min_align_mask`). A concurrent map uses the old ones or the new, or one of
-    /// each. A device that does not reach the pool's buffers gets single-use ones, each with a wait.
+    /// Changes the limits of later mappings: the highest address that the device can use (Linux's `dma_set_mask`), and the low bits of a buffer's
+    /// address that a copy keeps (`dma_set_min_align_mask`). A concurrent map uses the old ones or the new, or one of each. A device that does not
+    /// reach the pool's buffers gets single-use ones, each with a wait.
     ///
     /// Context: any. O(1), never waits, allocates nothing.
     ///
     /// # Errors
-    /// [`SetupError::BeyondReach`] if the device reaches none of the domain's addresses, [`SetupError::OffsetMask`] if the bits to keep are
-    /// not the lowest, or more than a granule's. Nothing is changed.
+    /// [`SetupError::BeyondReach`] if the device reaches none of the domain's addresses, [`SetupError::OffsetMask`] if the bits to keep are not the
+    /// lowest, or more than a granule's. Nothing is changed.
     pub fn set_limits(&self, mask: u64, offset_mask: u64) -> Result<(), SetupError> {
         check(&self.domain, self.pool.as_deref(), DeviceProfile { mask, offset_mask, ..self.profile })?;
         self.mask.store(mask, Ordering::Relaxed);
@@ -228,9 +226,9 @@ impl<X: Machine> DmaOps<X> {
         Ok(())
     }
 
-    /// Does the work that maps and unmaps have left, of all devices of the domain, as it waits for other callers: takes back addresses and
-    /// buffers that other CPUs hold, flushes for them, and evicts idle buffers. The platform's timer does the same ([`Platform::wake_at`]),
-    /// so nobody need call this; a kernel may when it is short of memory or addresses, or a map has failed. Costs little without such work.
+    /// Does the domain's deferred work, which may wait for other callers: takes back addresses and buffers that other CPUs hold, flushes for them,
+    /// and evicts idle buffers. The platform's timer does the same ([`Platform::wake_at`]); a kernel may call this when it is short of memory or
+    /// addresses, or a map has failed. Costs little without such work.
     ///
     /// Context: may wait for hardware and for other CPUs; not with interrupts off, and not in an interrupt handler. Allocates nothing.
     ///
@@ -243,14 +241,14 @@ impl<X: Machine> DmaOps<X> {
         self.domain.maintain()
     }
 
-    /// Reads the handle's counters. O(CPUs x size classes of the pool); takes the lock of each class in turn.
+    /// The handle's counters. O(CPUs x size classes of the pool); takes the lock of each class in turn.
     ///
     /// Context: any. Never waits, allocates nothing.
     pub fn usage(&self) -> OpsUsage {
         let sum = |count: fn(&Counts) -> &Counter| {
             self.counts.iter().map(|counts| count(counts).get()).fold(0, u64::wrapping_add)
         };
-        // `unmaps` and `refused` are read before `maps`, so that concurrent calls cannot make the number of open mappings negative.
+        // Before `maps`, so that concurrent calls cannot make the number of open mappings negative.
         let unmaps = sum(|counts| &counts.unmaps);
         let refused = sum(|counts| &counts.refused);
         OpsUsage {
@@ -293,7 +291,7 @@ impl<X: Machine> DmaOps<X> {
     }
 }
 
-/// Returns an error if `config` needs a bounce pool that is not there, or a higher threshold than the pool's. The domain translates.
+/// Checks that the pool, if `config` needs one, exists and has its threshold. The domain translates.
 fn allows<M: Mapper, P: Platform, C: CopyMemory>(
     pool: Option<&BouncePool<M, P, C>>,
     config: OpsConfig,
@@ -319,11 +317,11 @@ fn check<M: Mapper, P: Platform, C: CopyMemory>(
     Ok(())
 }
 
-/// A configuration was not changed, or does not hold yet for earlier unmaps.
+/// A configuration was not changed, or does not hold for earlier unmaps.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum OpsConfigError {
-    /// The domain has no such configuration: it has no pool, or none for this threshold. Nothing has changed.
+    /// The domain has no pool, or none for this threshold. Nothing has changed.
     #[error(transparent)]
     Setup(#[from] SetupError),
     /// The configuration holds, but the hardware did not confirm the flush of earlier unmaps: **devices may still reach that memory**. Call again.

@@ -1,8 +1,8 @@
-//! The words of a book, with a cache of leaves that need no walk through the levels above them: each place keeps the first leaf that was
-//! looked up for it, for good. So once a place is taken, no CPU writes the line that all of them read.
+//! The words of a book, with a cache of leaves that saves the walk through the levels above them. Each place keeps the first leaf that was looked up
+//! for it, for ever: so no CPU writes to a line that all of them read.
 //!
-//! Memory ordering. Several callers may exchange a place's null pointer for their leaf's; one succeeds, and stores the leaf's number, with release. A
-//! caller that loads this number, with acquire, sees the pointer and the leaf.
+//! Memory ordering: one caller exchanges a place's null pointer for its leaf's, and stores the leaf's number with release. A caller that loads this
+//! number with acquire sees the pointer and the leaf.
 
 use alloc::boxed::Box;
 use core::ptr;
@@ -17,7 +17,7 @@ pub(super) struct Words {
     near: Near,
 }
 
-/// The cached leaves, by the low bits of their numbers.
+/// Cached leaves, by the low bits of their numbers.
 #[derive(Debug)]
 pub(super) struct Near(Box<[Place; Near::LEAVES]>);
 
@@ -33,8 +33,6 @@ const NO_LEAF: u64 = u64::MAX;
 impl Near {
     pub(super) const LEAVES: usize = if cfg!(loom) { 1 } else { 64 };
 
-    /// An empty cache. Allocates.
-    ///
     /// # Errors
     /// [`OutOfMemory`].
     pub(super) fn new() -> Result<Self, OutOfMemory> {
@@ -44,7 +42,6 @@ impl Near {
 }
 
 impl Place {
-    /// Caches a leaf, if the place is free.
     #[cold]
     #[inline(never)]
     fn set(&self, number: u64, leaf: &WordLeaf) {
@@ -64,19 +61,19 @@ impl Words {
         self.links.bytes() + size_of_val(&*self.near.0)
     }
 
-    /// The leaf with the word of `index`, if it exists: see [`Links::leaf`]. For an index behind the last word, this may be the last leaf,
-    /// whose words there are 0 unless a caller stores one.
+    /// The leaf with the word of `index`, if it exists: see [`Links::leaf`]. For an index after the last word, this may be the last leaf, whose words
+    /// there are 0 unless a caller stores one.
     #[inline]
     pub(super) fn leaf(&self, index: u64) -> Option<&WordLeaf> {
         let number = index / WordLeaf::WORDS;
         let place = &self.near.0[number as usize % Near::LEAVES];
         if place.number.load(Ordering::Acquire) == number {
-            // SAFETY: the pointer was set once, before the number, and is to the leaf with this number in `links`; the leaf stays there
-            // until `links` is dropped, which is borrowed.
+            // SAFETY: the pointer was set once, before the number, to the leaf with this number in `links`, which stays there until `links` is
+            // dropped; `links` is borrowed.
             return unsafe { place.leaf.load(Ordering::Relaxed).as_ref() };
         }
         let leaf = self.links.leaf(index)?;
-        // The pointer decides: while a caller is between its two stores, no other tries again.
+        // By the pointer: while a caller is between its two stores, no other tries.
         if place.leaf.load(Ordering::Relaxed).is_null() {
             place.set(number, leaf);
         }

@@ -47,7 +47,7 @@ impl QueueConfig {
     /// The default [`batch`](Self::batch) of [`ring`](Self::ring) and [`auto`](Self::auto). `portcullis replay` and `scale` use it for `strict-ring`.
     pub const RING_BATCH: usize = 64;
 
-    /// A good batch for [`batched`](Self::batched), which `portcullis replay` and `scale` use for `strict-batch`. Not a default.
+    /// A good batch for [`batched`](Self::batched), which `portcullis replay` and `scale` use for `strict-batch`.
     pub const BATCH: usize = 32;
 
     const fn new(strategy: Strategy) -> Self {

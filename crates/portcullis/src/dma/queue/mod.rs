@@ -60,7 +60,7 @@ pub use object::AnyQueue;
 ///
 /// A mapping longer than the whole ring is mapped outside of it, and ends strictly, with a wait of its own.
 ///
-/// A queue belongs to one CPU at a time: it is `Send`, not `Sync`. Give each CPU that drives the device its own queue; they need no lock between
+/// A queue belongs to one CPU at a time: it may be moved to another thread, but is not `Sync`. Give each CPU that drives the device its own queue; they need no lock between
 /// them:
 ///
 /// ```

@@ -51,7 +51,7 @@ impl<X: Machine> Device<X> {
         &self.domain
     }
 
-    /// The policy by which the device's mappings end now, unless their [`QueueConfig`] or a split buffer makes them end strictly.
+    /// The policy by which the device's mappings end now, unless their queue or a split buffer makes them end strictly.
     pub fn policy(&self) -> Policy {
         self.dma.policy()
     }
