@@ -20,6 +20,7 @@ use crate::sync::Ordering;
 enum Made {
     /// In whole or in part.
     Copied { iova: Iova, len: u64 },
+    /// Not copied.
     Opened { iova: Iova, range: IovaRange },
 }
 
