@@ -109,7 +109,7 @@ impl Cached {
         own.cpu.take(zone, class, asked)
     }
 
-    /// Takes a range for `request` by way of the caller's lists. Returns `Ok(None)` if the caller is to take one from
+    /// Takes a range for `request` by way of the caller's lists, where the list is empty, or the limit is not the end of a zone. Returns `Ok(None)` if the caller is to take one from
     /// the bitmap itself.
     pub fn alloc(
         &self,
@@ -117,20 +117,8 @@ impl Cached {
         bitmap: &Mutex<Bitmap>,
         request: Request,
     ) -> Result<Option<u64>, BitmapError> {
-        match own {
-            Some(own) if request.order < CACHED_ORDERS => self.alloc_slowly(own, bitmap, request),
-            _ => Ok(None),
-        }
-    }
-
-    /// As [`alloc`](Self::alloc), for a list that is empty, or a limit that is not the end of a zone.
-    fn alloc_slowly(
-        &self,
-        own: Own<'_>,
-        bitmap: &Mutex<Bitmap>,
-        request: Request,
-    ) -> Result<Option<u64>, BitmapError> {
         let Request { pages, order, end_page } = request;
+        let Some(own) = own.filter(|_| order < CACHED_ORDERS) else { return Ok(None) };
         let Own { index: owner, cpu } = own;
         let class = Class::of(order);
         let remote_queue = &self.remote_queues[owner as usize];

@@ -222,18 +222,8 @@ impl Marks {
     ///
     /// # Safety
     /// As for [`turn`](Self::turn).
-    #[cfg(feature = "parts")]
-    pub unsafe fn section<'a>(&'a self, cpu: Option<&'a LocalCpu<'_>>) -> Section<'a> {
-        // SAFETY: the same contract.
-        unsafe { self.begin_section(cpu) }
-    }
-
-    /// As [`section`](Self::section), for the crate itself.
-    ///
-    /// # Safety
-    /// As for [`turn`](Self::turn).
     #[inline]
-    pub(crate) unsafe fn begin_section<'a>(&'a self, cpu: Option<&'a LocalCpu<'_>>) -> Section<'a> {
+    pub unsafe fn section<'a>(&'a self, cpu: Option<&'a LocalCpu<'_>>) -> Section<'a> {
         let (_begun, _shared) = match cpu.and_then(|cpu| Some((cpu, self.cpus.get(cpu.index())?))) {
             Some((cpu, mark)) => (mark.begin(cpu), None),
             None => (None, Some(self.others.lock())),

@@ -243,7 +243,7 @@ impl<F: Frames, X: Format> PageTable<F, X> {
     #[inline]
     pub(super) fn section<'a>(&'a self, cpu: Option<&'a LocalCpu<'_>>) -> Section<'a> {
         // SAFETY: `Marks::turn`, 1: `OnePlatform` lends CPUs of one platform only.
-        unsafe { self.near.marks().begin_section(cpu) }
+        unsafe { self.near.marks().section(cpu) }
     }
 
     /// Returns the bits that addresses up to `last` do not have. If `last` is not one less than a power of two, it

@@ -81,7 +81,7 @@ impl Depot {
         magazine
     }
 
-    /// As [`take`](Self::take), for a trim: it does not count as a map's demand, and some of it may come back.
+    /// As [`take`](Self::take), without a map that wants it: some of it may come back.
     pub(super) fn take_unnoticed(&mut self, slots: &[Slot], kind: usize) -> Option<Magazine> {
         let (first, count) = &mut self.magazines[kind];
         let magazine = *first;
@@ -101,7 +101,7 @@ impl Depot {
     /// Puts one slot onto the newest magazine, or into a new one if that has `most` slots.
     pub(super) fn put_one(&mut self, slots: &[Slot], kind: usize, index: usize, most: u64) {
         let Some(slot) = slots.get(index) else { return };
-        let magazine = self.take(slots, kind);
+        let magazine = self.take_unnoticed(slots, kind);
         let (joined, other) = match magazine {
             Some(magazine) if magazine.slots < most => (Some(magazine), None),
             other => (None, other),
@@ -114,11 +114,12 @@ impl Depot {
     }
 
     pub(super) fn take_one(&mut self, slots: &[Slot], kind: usize) -> Option<usize> {
-        let magazine = self.take(slots, kind)?;
+        let magazine = self.take_unnoticed(slots, kind)?;
         let index = index_of(magazine.first)?;
         if magazine.slots > 1 {
             self.put(slots, kind, Magazine { first: slots.get(index)?.next(), slots: magazine.slots - 1 });
         }
+        self.notice(kind);
         Some(index)
     }
 
@@ -189,6 +190,27 @@ mod tests {
     use super::*;
     use alloc::collections::BTreeSet;
     use alloc::vec::Vec;
+
+    /// The timer trims what no map has wanted: a slot that is put back by itself was wanted by none, and one that is taken by itself is one.
+    #[test]
+    fn a_single_slot_is_not_a_whole_magazine_of_demand() {
+        const FULL: u64 = 4;
+        let slots: Vec<Slot> = (0..13).map(|_| Slot::new()).collect();
+        let mut depot = Depot::new(0, 16);
+        for index in 0..10 {
+            depot.put_one(&slots, 2, index, FULL);
+        }
+        assert_eq!(depot.unwanted(2), 0, "all of them came since the timer looked");
+        for index in 10..13 {
+            depot.put_one(&slots, 2, index, FULL);
+        }
+        assert_eq!(depot.unwanted(2), 10);
+        assert!(depot.take_one(&slots, 2).is_some());
+        assert_eq!(depot.unwanted(2), 12);
+        let left: BTreeSet<usize> = core::iter::from_fn(|| depot.take_one(&slots, 2)).collect();
+        assert_eq!(left.len(), 12);
+        assert_eq!(depot.unwanted(2), 0);
+    }
 
     #[test]
     fn every_fresh_slot_is_handed_out_once_and_neighbours_late() {

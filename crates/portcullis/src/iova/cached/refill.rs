@@ -10,9 +10,6 @@ use crate::iova::word::NO_WORD;
 use crate::percpu::LocalU64;
 use crate::sync::Mutex;
 
-/// The most pages of one fetch: 4 MiB of 4 KiB.
-const FETCH_PAGES: u64 = 1024;
-
 /// Metadata words, or page-table entries, of a cache line of 64 bytes.
 const LINE_WORDS: u64 = 8;
 
@@ -29,7 +26,7 @@ impl Cached {
         bitmap: &Mutex<Bitmap>,
     ) -> Result<bool, BitmapError> {
         let cpu = own.cpu;
-        let wanted = cpu.next_batch(zone, order).min(self.share(zone, order)).min(FETCH_PAGES >> order);
+        let wanted = cpu.next_batch(zone, order).min(self.share(zone, order));
         let room = self.make_room(cpu, zone, order, wanted, bitmap);
         let pages = &cpu.fetched[..wanted.min(room) as usize];
         let fetched = self.fetch(own, zone, order, end_page, bitmap, pages)?;

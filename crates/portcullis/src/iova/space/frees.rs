@@ -50,13 +50,17 @@ impl IovaSpace {
     /// The fast path of a free: puts a range of this CPU's onto its list. Returns whether it did.
     #[inline(always)]
     pub(crate) fn put(&self, own: Own<'_>, range: IovaRange) -> bool {
+        self.parts_of(range).is_some_and(|(page, pages, class)| self.cached.put(own, page, pages, class))
+    }
+
+    /// The first page, the pages and the class of a range that the lists may take.
+    #[inline(always)]
+    fn parts_of(&self, range: IovaRange) -> Option<(u64, u64, Class)> {
         // The rotation moves bits below the granule to the top: a length with such bits exceeds every class, and a
         // start with such bits exceeds every page.
         let pages = range.len().rotate_right(self.shift);
-        let Some(class) = Class::of_pages(pages.wrapping_sub(1)) else {
-            return false;
-        };
-        self.cached.put(own, range.start().get().rotate_right(self.shift), pages, class)
+        let class = Class::of_pages(pages.wrapping_sub(1))?;
+        Some((range.start().get().rotate_right(self.shift), pages, class))
     }
 
     /// As [`free_local`](Self::free_local), for a range that the fast path does not take.
@@ -70,12 +74,7 @@ impl IovaSpace {
     /// did.
     #[inline]
     fn post(&self, own: Own<'_>, range: IovaRange) -> bool {
-        // As in `put`.
-        let pages = range.len().rotate_right(self.shift);
-        let Some(class) = Class::of_pages(pages.wrapping_sub(1)) else {
-            return false;
-        };
-        self.cached.post(own, range.start().get().rotate_right(self.shift), pages, class)
+        self.parts_of(range).is_some_and(|(page, pages, class)| self.cached.post(own, page, pages, class))
     }
 
     #[cold]

@@ -55,7 +55,7 @@ fn others_get_to_values_while_their_owner_is_in_a_section() {
     // SAFETY: one thread uses the CPU.
     let cpu = unsafe { LocalCpu::new(0) };
     // SAFETY: it is the one platform's that there is.
-    let _section = unsafe { values.marks().begin_section(Some(&cpu)) };
+    let _section = unsafe { values.marks().section(Some(&cpu)) };
     let (tell, told) = std::sync::mpsc::channel();
     let other = alloc::sync::Arc::clone(&values);
     std::thread::spawn(move || {
