@@ -1,20 +1,20 @@
-//! Ring arenas: a contiguous range of a space for one queue, handed out in rotation. No two live reservations overlap,
-//! in whatever order they are freed.
+//! Ring arenas: a contiguous range of a space for one queue, allocated as a ring buffer. No two live reservations
+//! overlap, in whatever order they are freed.
 //!
-//! A queue maps a descriptor's buffers, lets the device process them in order, and unmaps them. Single ranges of a used
-//! space are scattered, and nearly each needs a page table of its own. In an arena, neighbours in time are neighbours
-//! in address: one paging-structure entry serves a whole large page's worth of them, one range invalidation covers a
-//! descriptor, and no other user's translations share the queue's tables. [Colours](RingConfig::colour) keep several
-//! queues out of each other's sets.
+//! A queue maps a descriptor's buffers, lets the device process them in order, and unmaps them. Ranges from a
+//! fragmented space are scattered, so nearly every one needs its own lowest page table. In an arena, neighbours in time
+//! are neighbours in address: one paging-structure entry serves a whole large page's worth of them, one range
+//! invalidation covers a descriptor, and no other user's translations share the queue's tables.
+//! [Colours](RingConfig::colour) keep several queues out of each other's sets.
 //!
 //! Only [`new`](RingArena::new) allocates. A free of a reservation cannot fail; a second one, or one of a part, is
 //! refused.
 //!
 //! All live reservations lie on one arc of the ring, from the oldest (`tail`) to the end of the newest (`head`). A new
-//! one is placed behind the head, and so never on the arc. Two bits for each granule say where live reservations begin
-//! and end. A free clears two bits. If the reservation was the oldest, the tail moves on to the next bit at which one
-//! begins: across reservations that were freed earlier, and across the granules that were left unused at the end of a
-//! lap. The bits take 256 bytes for 1,024 granules, for any mix of lengths.
+//! one begins at the head, and never lies on the arc. Two bits for each granule say where live reservations begin and
+//! end: 256 bytes for 1,024 granules. A free clears two bits. If the reservation was the oldest, the tail moves to the
+//! next bit at which one begins, across reservations that were freed earlier and granules left unused at the end of a
+//! lap.
 
 mod bits;
 mod colour;
@@ -37,28 +37,28 @@ pub use self::error::{ArenaError, ReleaseError};
 pub struct RingConfig {
     /// How many descriptors of [`descriptor_bytes`](Self::descriptor_bytes) may be reserved at once.
     pub descriptors: u32,
-    /// Bytes of addresses of a usual descriptor, rounded up to whole granules. Reservations may have any other length
-    /// too; only a ring of equal ones leaves nothing unused at the end of a lap.
+    /// Bytes of addresses of a usual descriptor, rounded up to whole granules. Reservations may have any length; only a
+    /// ring of equal ones leaves nothing unused at the end of a lap.
     pub descriptor_bytes: u64,
-    /// The unit of a reservation: the granule of the space, which is the mapper's smallest page.
+    /// The unit of a reservation: the granule of the space, the mapper's smallest page.
     pub granule: PageSize,
-    /// Decides where the ring starts, so that rings that move in step do not compete for the same sets of the IOTLB and
-    /// of the paging-structure caches. Number the rings behind one IOMMU 0, 1, 2, ..; any number is allowed. With
-    /// `None` the ring starts at the beginning of its range, as does every other one without a colour.
+    /// Where the ring starts, so that rings that move in step do not compete for the same sets of the IOTLB and of the
+    /// paging-structure caches. Number the rings behind one IOMMU 0, 1, 2, ..; any number is allowed. With `None` the
+    /// ring starts at the beginning of its range, as does every other one without a colour.
     ///
     /// *The IOTLB* picks the set by the low bits of the page number. Ranges begin at multiples of a large page, so the
     /// n-th pages of all uncoloured rings fall into the same set: with W ways, the ring number W + 1 that moves in step
     /// makes every access miss. The ring of colour c starts 5 * c granules further on. The number of sets, S, is a
     /// power of two, and five is odd: so any S rings numbered in a row start in S different sets, and S * W rings that
-    /// each have one page in use fit. The step is not 1, so that three rings that each have five pages in use do not
-    /// meet at all.
+    /// each have one page in use fit. The step is 5 and not 1, so that three consecutive rings with five pages in use
+    /// each share no set.
     ///
     /// *The paging-structure cache* of the lowest tables picks the set by the number of the large page, and a ring of T
     /// large pages begins at a multiple of T. So the ring takes a range of at least 16 large pages, and with colour c
     /// it starts in number c modulo 16 of them (modulo T if T is above 16): up to 16 rings, numbered in a row, start in
     /// different sets wherever the space puts them. That takes 32 MiB of addresses for a ring of 2 MiB, but no memory.
     ///
-    /// Descriptors of whole large pages are moved by whole large pages only, so that they can be mapped by these. Other
+    /// Descriptors of whole large pages are moved by whole large pages only, so that these can map them. Other
     /// descriptors are no longer aligned to their size: an invalidation by a single block of 2^n pages would cover
     /// twice as much or, across the end of the largest block, the whole domain. An unmap of such a descriptor submits
     /// [two blocks](crate::invalidation::blocks()) there, with one wait.
@@ -70,17 +70,16 @@ pub struct RingConfig {
 }
 
 impl RingConfig {
-    /// Makes the configuration of a ring without a colour, anywhere in its space.
+    /// A ring without a colour, anywhere in its space.
     pub const fn new(descriptors: u32, descriptor_bytes: u64, granule: PageSize) -> Self {
         Self { descriptors, descriptor_bytes, granule, colour: None, limit: Iova::new(u64::MAX) }
     }
 }
 
-/// A range of a space from which one queue takes its addresses, in rotation.
+/// A range of a space from which one queue takes its addresses, as from a ring buffer.
 ///
-/// It belongs to the owner of the queue: one CPU uses it at a time, hence `&mut`. It knows nothing of mappings:
-/// reserve, map, unmap and *then* free. It must be [released](Self::release) to its space; a drop leaks its addresses
-/// until the space is dropped.
+/// One CPU uses it at a time, hence `&mut`. It knows nothing of mappings: reserve, map, unmap and *then* free.
+/// [Release](Self::release) it to its space; a drop leaks its addresses until the space is dropped.
 ///
 /// ```
 /// # #[cfg(feature = "std")]
@@ -111,26 +110,22 @@ impl RingConfig {
 #[derive(Debug)]
 #[must_use = "dropping an arena loses its addresses: release it"]
 pub struct RingArena {
-    /// The range, and the number of its space.
     range: IovaRange,
     space: u64,
     /// The address of position 0.
     base: Iova,
     edges: Edges,
-    /// The number of granules of the ring; every position is below it.
     granules: u32,
     /// Where the next reservation goes, if it fits before the end.
     head: u32,
-    /// Where the oldest live reservation begins; it means nothing while there is none.
+    /// Where the oldest live reservation begins; meaningless while there is none.
     tail: u32,
-    /// Live reservations.
     live: u32,
-    /// Their granules.
     live_granules: u32,
     granule: PageSize,
 }
 
-/// A reservation that a drop enters, also if the caller's `accept` panics.
+/// A pending reservation. Dropping it commits it, so it stays reserved if `accept` panics.
 struct Reserving<'a> {
     arena: &'a mut RingArena,
     span: Span,
@@ -151,10 +146,10 @@ impl Drop for Reserving<'_> {
 }
 
 impl RingArena {
-    /// Takes a range for `descriptors * descriptor_bytes` bytes out of `space`. It consists of one or more whole large
-    /// pages, and is aligned to their number rounded up to a power of two (to 2^18 granules at most). A large page is
-    /// what one lowest table covers, but 2^18 granules at most: 2 MiB with granules of 4 KiB. With a colour the range
-    /// has up to a descriptor more, and at least 16 large pages if the space has them.
+    /// Takes a range for `descriptors * descriptor_bytes` bytes out of `space`: one or more whole large pages, aligned
+    /// to their number rounded up to a power of two (to 2^18 granules at most). A large page is what one lowest table
+    /// covers, but 2^18 granules at most: 2 MiB with granules of 4 KiB. With a colour the range has up to a descriptor
+    /// more, and at least 16 large pages if the space has them.
     ///
     /// Context: allocates two bits for each granule; for set-up, not for interrupt handlers. Costs one
     /// [`IovaSpace::alloc`], or two if the space has no room for the range that a colour needs.
@@ -171,7 +166,6 @@ impl RingArena {
         Self::new_by(space, config, |len, limit| space.alloc(platform, len, limit))
     }
 
-    /// As `new`, with `alloc` to allocate from `space`.
     pub(crate) fn new_by(
         space: &IovaSpace,
         config: &RingConfig,
@@ -215,9 +209,8 @@ impl RingArena {
         })
     }
 
-    /// Reserves `len` bytes, rounded up to whole granules: the granules behind the last reservation, or the first of
-    /// the ring if there is no room before its end. The range is aligned to the granule, and not to its length; it has
-    /// exactly the rounded length.
+    /// Reserves `len` bytes, rounded up to whole granules: the granules after the last reservation, or the first of the
+    /// ring if there is no room before its end. The range is aligned to the granule, not to its length.
     ///
     /// O(1). Context: any in which the caller owns the queue; never allocates or waits.
     ///
@@ -229,8 +222,8 @@ impl RingArena {
         self.reserve_if(len, |_| true).ok_or_else(|| self.no_room(len))
     }
 
-    /// Reserves `len` bytes as [`reserve`](Self::reserve) does, if there is room and `accept` returns `true` for the
-    /// range; else nothing is changed. If `accept` panics, they stay reserved.
+    /// As [`reserve`](Self::reserve), if `accept` returns `true` for the range; else nothing is changed. If `accept`
+    /// panics, the range stays reserved.
     #[inline]
     pub(crate) fn reserve_if(
         &mut self,
@@ -254,17 +247,16 @@ impl RingArena {
         Some(range)
     }
 
-    /// Frees a reservation, in any order, or at once several reservations that lie side by side, such as a batch of
-    /// descriptors. Nothing may be mapped there any more, and no device may reach it: the addresses are handed out
-    /// again.
+    /// Frees a reservation, in any order, or at once several that adjoin, such as a batch of descriptors. Nothing may
+    /// be mapped there any more, and no device may reach it: the addresses are allocated again.
     ///
-    /// In order O(1), plus one word read for each 64 granules of the range; to free the oldest after others costs one
+    /// In order O(1), plus one word read for each 64 granules of the range; freeing the oldest after others reads one
     /// word more for each 64 granules that it sets free. Context: any in which the caller owns the queue; never
     /// allocates or waits.
     ///
     /// # Errors
-    /// [`ArenaError::NotReserved`] if the range is not exactly one or several live reservations: a part of it is not
-    /// handed out, or was freed before, or is a part of a reservation. Nothing is changed then.
+    /// [`ArenaError::NotReserved`] if the range is not exactly one or several live reservations. Nothing is changed
+    /// then.
     #[inline]
     pub fn free(&mut self, range: IovaRange) -> Result<(), ArenaError> {
         let span = self.span_of(range);
@@ -273,7 +265,7 @@ impl RingArena {
         self.live -= count;
         self.live_granules -= span.last - span.first + 1;
         if self.live > 0 && (span.first..=span.last).contains(&self.tail) {
-            // A reservation is live: it begins behind the freed range, or the arc goes around the end.
+            // Every other live reservation begins after the freed range, or the arc goes around the end.
             let next = self.edges.next_first(span.last + 1).or_else(|| self.edges.next_first(0));
             self.tail = next.unwrap_or(self.head);
         }
@@ -281,7 +273,7 @@ impl RingArena {
     }
 
     /// Frees the arena's range to its `space`, and the arena's memory. All reservations must be unmapped and freed.
-    /// Cost and context: as [`IovaSpace::free`]; never allocates.
+    /// Cost and context: as [`IovaSpace::free`].
     ///
     /// # Errors
     /// [`ReleaseError`], which holds the arena: [`ArenaError::InUse`] while reservations are live,
@@ -296,7 +288,7 @@ impl RingArena {
             };
             return Err(ReleaseError { arena: self, error });
         }
-        // Another space may have handed out the same addresses.
+        // Another space may have allocated the same addresses.
         let freed = match space.number() == self.space {
             true => space.free(platform, self.range),
             false => Err(IovaError::NotAllocated { range: self.range }),
@@ -304,18 +296,17 @@ impl RingArena {
         freed.map_err(|error| ReleaseError { arena: self, error: error.into() })
     }
 
-    /// Returns the whole range of the arena. Its start and length are multiples of a large page.
+    /// Returns the arena's range. Its start and length are multiples of a large page.
     pub fn range(&self) -> IovaRange {
         self.range
     }
 
-    /// Returns the unit of a reservation.
     #[inline]
     pub(crate) fn granule(&self) -> PageSize {
         self.granule
     }
 
-    /// Returns how many bytes can be reserved at once, if nothing is left unused at the end of a lap.
+    /// Returns the bytes that can be reserved at once, if none are unused at the end of a lap.
     pub fn capacity(&self) -> u64 {
         self.bytes(self.granules)
     }
@@ -331,8 +322,7 @@ impl RingArena {
         self.live as usize
     }
 
-    /// Returns where `granules` go next, if there is room: all before the end, or all from the beginning on, and never
-    /// on the arc.
+    /// Returns where `granules` go next, if there is room: never on the arc.
     #[inline]
     fn room(&self, granules: u32) -> Option<u32> {
         // The head is below the end, which is 2^31 at most.
@@ -350,7 +340,6 @@ impl RingArena {
         (self.tail >= granules).then_some(0)
     }
 
-    /// Returns why `len` bytes cannot be reserved.
     #[cold]
     fn no_room(&self, len: u64) -> ArenaError {
         if len == 0 {
@@ -368,7 +357,6 @@ impl RingArena {
         }
     }
 
-    /// Returns the positions of a range of whole granules inside the ring.
     #[inline]
     fn span_of(&self, range: IovaRange) -> Option<Span> {
         let start = range.start().offset_from(self.base)?;

@@ -1,37 +1,37 @@
 //! The free pages of one I/O virtual address space: a hierarchical bitmap. A search finds the highest place for a
 //! request whenever there is one, and freeing an allocation needs no memory.
 //!
-//! Everything is counted in pages. One bit stands for each page that was ever near an allocation; above the bits stands
-//! a tree with eight branches at each node. If the space is in use at random, an update mostly ends in the cache line
-//! that holds the bit.
+//! Everything is counted in pages. Leaves of 512 bits, one per page, exist only where pages were ever partly in use;
+//! above them is an eight-ary tree. In a fragmented space most updates leave a leaf's maxima as they were, and so write
+//! only the leaf's cache line.
 //!
 //! # Only used blocks have bits
 //!
 //! A block of which all pages are free, or none, needs neither bits nor nodes: its parent has a word for that state.
 //! The bitmap starts with a few nodes, on the way to each end of the pages that were added. It grows with allocations,
-//! which stay close together, as they are placed at one end. Leaves of which all pages are free again are collected
-//! when new ones are needed and more than half of all leaves are such, or memory is short. Their memory then serves
-//! other leaves and nodes; it is freed when the bitmap is dropped.
+//! which stay close together, as they are placed at one end. When new leaves or nodes need memory, fully free leaves
+//! are collected if they are more than half of all, or if memory is short. Collected memory serves other leaves and
+//! nodes; it is freed when the bitmap is dropped.
 //!
 //! # Exact search
 //!
 //! A leaf is a cache line, 512 pages. Nodes know two things about the blocks below them:
 //!
-//! - What fits *inside a leaf with natural alignment*: for each order up to 9, the most free pages that any of its
-//!   blocks begins with, in 16 bytes for each child (`Fit`). Requests with natural alignment up to 512 pages never
-//!   cross leaves, so a search for them walks straight down to a leaf that has room. After each change of a leaf this
-//!   is computed from all of its bits at once (`leaf.rs`), and above it as far as it changes.
+//! - What fits *inside a leaf with natural alignment*: for each order up to 9, the longest free run that starts at a
+//!   multiple of `2^order` and stays in its block of that order, in 16 bytes per child (`Fit`). Requests with natural
+//!   alignment up to 512 pages never cross leaves, so a search for them walks straight down to a leaf that has room.
+//!   After each change of a leaf this is computed from all of its bits at once (`leaf.rs`), and above it as far as it
+//!   changes.
 //! - The runs that *touch a boundary* of leaves, for each order from 9 to [`MAX_ORDER`] (`Runs`). Everything that is
 //!   longer than a leaf, or begins at a multiple of its size, is among these.
 //!
-//! Fits are always up to date; stale runs are recomputed when a request needs them. Both are exact, not rounded: a
-//! search finds the highest place whenever there is one.
+//! Fits are always up to date; stale runs are recomputed when a request needs them. Both are exact, not rounded.
 //!
 //! # Memory
 //!
-//! An allocation of a part of a block without bits makes the bits, and they stay while it lives: a partly used block is
-//! never collected. An allocation of the whole of such a block makes none. So a free finds the same blocks, and needs
-//! no memory; a free of only a part may break a block up, which does.
+//! Allocating a part of a block without bits makes the bits, and they stay while the allocation lives: a partly used
+//! block is never collected. Allocating the whole of such a block makes none. So a free finds the same blocks, and
+//! needs no memory; a free of only a part may break a block up, which does.
 
 use core::fmt;
 
@@ -70,39 +70,34 @@ pub enum BitmapError {
     /// There is no memory for the nodes that the change may need.
     #[error("no memory for the bitmap's nodes")]
     OutOfMemory,
-    /// The range has no pages, or pages from `2^54` on; a page to be freed or added is free already; or the alignment
-    /// is none that [`Bitmap::alloc`] allows.
+    /// The range has no pages, or pages from `2^54` on; a page to be freed or added is free already; or
+    /// [`Bitmap::alloc`] does not allow the alignment.
     #[error("no such range can be taken, added or given back")]
     Invalid,
 }
 
-/// The free pages of an I/O virtual address space, as a hierarchical bitmap.
+/// The free pages of an I/O virtual address space, below page `2^54`. See the module's text.
 ///
-/// It holds pages below `2^54`. An allocation is exact: it fails for want of space only if no placement exists, and
-/// takes the highest of all. Freeing an allocation needs no memory. No function panics, whatever its arguments, and
-/// none waits.
-///
-/// The stated bounds are for the worst case. In them `h` is the height of the tree, at most 15; it is 9 for an aperture
-/// of 2^36 pages, which is 48 bits of addresses with pages of 4 KiB. A range of `p` pages takes `p / 64` more steps if
-/// it has bits. A function that may allocate may also move all nodes or leaves to larger memory, or collect unused
-/// ones; either is constant per call on average.
+/// No function panics, whatever its arguments, and none waits. In the stated worst-case bounds `h` is the height of the
+/// tree, at most 15; it is 9 for an aperture of 2^36 pages, which is 48 bits of addresses with pages of 4 KiB. A range
+/// of `p` pages takes `p / 64` more steps if it has bits. A function that may allocate may also move all nodes or
+/// leaves to larger memory, or collect unused ones; either is constant per call on average.
 pub struct Bitmap {
     store: Store,
-    /// The node at the top, at `top` levels above the leaves; none while `top` is 0.
+    /// The node `top` levels above the leaves; none while `top` is 0.
     root: u32,
     top: u32,
-    /// The requests that fit inside leaves, anywhere in the space.
     fit: Fit,
     free_pages: u64,
     /// The fewest free pages since pages were last added.
     least_free: u64,
-    /// Leaves that are free as a whole and could be collected.
+    /// Fully free leaves, which could be collected.
     idle: usize,
     spine: Spine,
 }
 
 impl Bitmap {
-    /// Makes a space without a free page. Constant time; does not allocate.
+    /// Makes a space without a free page. O(1); does not allocate.
     pub const fn new() -> Self {
         Self {
             store: Store::new(),
@@ -116,15 +111,14 @@ impl Bitmap {
         }
     }
 
-    /// Makes `[first, first + pages)` free: pages that so far belonged neither to a hole nor to an allocation, for
-    /// instance the aperture of a device.
+    /// Makes `[first, first + pages)` free: pages that belong neither to a hole nor to an allocation, such as the
+    /// aperture of a device.
     ///
-    /// O(h), and the nodes and bits that exist in the range; may allocate, at most three times `h` nodes and two
-    /// leaves.
+    /// O(h), and the nodes and bits that exist in the range; may allocate, at most `3 * h` nodes and two leaves.
     ///
     /// # Errors
-    /// [`BitmapError::Invalid`] for a range without pages, with pages from `2^54` on, or with a
-    /// page that is free already; [`BitmapError::OutOfMemory`]. No page has changed then.
+    /// [`BitmapError::Invalid`] for a range without pages, with pages from `2^54` on, or with a page that is free
+    /// already; [`BitmapError::OutOfMemory`]. No page has changed then.
     pub fn add(&mut self, first: u64, pages: u64) -> Result<(), BitmapError> {
         let end = end_of(first, pages)?;
         if self.is_any_free(first, end) {
@@ -138,7 +132,7 @@ impl Bitmap {
     /// Takes the free pages of `[first, first + pages)` out of the free space for good, and returns their number.
     /// Allocated pages there stay allocated, and become free when they are freed.
     ///
-    /// O(h), and the nodes and bits that exist in the range; may allocate, at most two times `h` nodes and two leaves.
+    /// O(h), and the nodes and bits that exist in the range; may allocate, at most `2 * h` nodes and two leaves.
     ///
     /// # Errors
     /// [`BitmapError::Invalid`] for a range that is empty or wraps, [`BitmapError::OutOfMemory`]. Nothing has changed
@@ -155,15 +149,15 @@ impl Bitmap {
         Ok(before - self.free_pages)
     }
 
-    /// Allocates `pages` pages and returns the first of them: of all multiples of `1 << align_order` from which that
-    /// many pages are free, the last of them below `end`, the highest.
+    /// Allocates `pages` pages and returns the first: the highest multiple of `1 << align_order` at which a run of
+    /// `pages` free pages begins that ends at or before `end`.
     ///
     /// The order is at most [`MAX_ORDER`]. It is at least 9, or the request has *natural alignment*: it is for at most
     /// `1 << align_order` pages.
     ///
-    /// O(h) with natural alignment up to 512 pages, in the worst case, and exact: it fails for want of space only if no
-    /// placement exists. Other requests first catch up with the deferred work of earlier calls: O(h), and a step for
-    /// each node that the range of such a call had, but one step for each node of the tree at most.
+    /// O(h) with natural alignment up to 512 pages. Other requests first catch up with the deferred work of earlier
+    /// calls: O(h), and a step for each node that the range of such a call had, but at most one step for each node of
+    /// the tree.
     ///
     /// May allocate the bits that the range lacks: at most a leaf of 64 bytes and `h` nodes of 256 bytes at either end.
     ///
@@ -181,7 +175,7 @@ impl Bitmap {
     /// Allocates up to `most` ranges of 2^`order` pages, each at its natural alignment, and calls `put` with the first
     /// page of each, as that many calls of [`Bitmap::alloc`] would return them. Returns the number of ranges: fewer
     /// than `most` only if no more fits below `end`, the highest that fits begins below `first`, or memory is short.
-    /// Ranges of up to 512 pages that lie in the same leaf are found and entered together.
+    /// Ranges of up to 512 pages in the same leaf are found and entered together.
     ///
     /// Costs at most as much as the single calls, and may allocate as they may. If no range fits, it costs one search.
     ///
@@ -210,16 +204,13 @@ impl Bitmap {
 
     /// Makes `[first, first + pages)` free again.
     ///
-    /// O(h), and the nodes and bits that exist in the range, in the worst case. Never allocates and never fails for an
-    /// allocation that is freed whole and once, in any order. A part of it may need memory.
-    ///
-    /// The bitmap knows only which pages are free: it does not notice a free of pages that were reserved or never
-    /// added, which may need memory.
+    /// O(h), and the nodes and bits that exist in the range. Never allocates and never fails for an allocation that is
+    /// freed whole and once, in any order. A free of a part may need memory; so may one of pages that were reserved or
+    /// never added, which the bitmap does not notice.
     ///
     /// # Errors
-    /// [`BitmapError::Invalid`] for a range without pages, with pages from `2^54` on, or with a
-    /// page that is free; [`BitmapError::OutOfMemory`] only as described above. No page has changed
-    /// then.
+    /// [`BitmapError::Invalid`] for a range without pages, with pages from `2^54` on, or with a page that is free;
+    /// [`BitmapError::OutOfMemory`] only as described above. No page has changed then.
     #[inline]
     pub fn free(&mut self, first: u64, pages: u64) -> Result<(), BitmapError> {
         let end = end_of(first, pages)?;
@@ -243,31 +234,29 @@ impl Bitmap {
         }
     }
 
-    /// Returns the number of free pages. Constant time; does not allocate.
+    /// Returns the number of free pages. O(1); does not allocate.
     pub const fn free_pages(&self) -> u64 {
         self.free_pages
     }
 
-    /// Returns the fewest pages that were free since the last call of [`Bitmap::add`]. Constant time; does not
-    /// allocate.
+    /// Returns the fewest pages that were free since the last [`Bitmap::add`]. O(1); does not allocate.
     pub const fn least_free(&self) -> u64 {
         self.least_free
     }
 
-    /// Returns the bytes of heap memory: 64 for every leaf and 256 for every node, used or not. Constant time; does not
+    /// Returns the bytes of heap memory: 64 for every leaf and 256 for every node, used or not. O(1); does not
     /// allocate.
     pub const fn memory_bytes(&self) -> usize {
         self.store.bytes()
     }
 
-    /// Returns the page behind the last one that has nodes.
     #[inline]
     const fn end(&self) -> u64 {
         if self.top == 0 { 0 } else { node::pages(self.top) }
     }
 
-    /// Allocates one range, and more if that is cheap, up to `most`, and calls `put` with the first page of each.
-    /// Returns the number: 0 if nothing fits, or the highest that fits begins before page `from`.
+    /// Allocates one range, and up to `most` where that is cheap. Returns the number: 0 if nothing fits, or the highest
+    /// that fits begins before page `from`.
     #[inline]
     fn take_run(
         &mut self,
@@ -300,7 +289,6 @@ impl Bitmap {
         Ok(self.take_several((pages, align_order), page, (from, limit), leaf, &path, (most, put)))
     }
 
-    /// Makes a range free of which no page is free yet.
     fn declare_free(&mut self, first: u64, end: u64) -> Result<(), BitmapError> {
         self.cover(end)?;
         self.paint(first, end, Child::FREE)
@@ -323,7 +311,6 @@ impl fmt::Debug for Bitmap {
     }
 }
 
-/// Returns the page behind a range that the bitmap can hold.
 #[inline]
 fn end_of(first: u64, pages: u64) -> Result<u64, BitmapError> {
     let end = first.checked_add(pages).filter(|end| *end > first && *end <= node::pages(MAX_LEVEL));

@@ -1,5 +1,5 @@
-//! The CPUs' lists in front of the bitmap. A free range is on one CPU's list, on its way to one, or in the bitmap. A
-//! range is freed only if its word says that it is handed out.
+//! Per-CPU free lists in front of the bitmap. A free range is on one CPU's list, in a remote batch or remote-free
+//! queue, or in the bitmap. A range is freed only if its word says that it is handed out.
 
 mod refill;
 mod whole;
@@ -35,17 +35,16 @@ pub(super) struct Cached {
     remote_queues: Box<[CachePadded<RemoteQueue>]>,
     /// The first page that is not in the low zone.
     low_end: u64,
-    /// The last address of all, the last of the low zone (of the space, if all of it is low), and the highest zone.
+    /// The last address of all, and of the low zone (of the space, if all of it is low); and the highest zone.
     last: u64,
     low_last: u64,
     top: usize,
-    /// The most pages that one CPU caches of each zone.
     budget: [u64; ZONES],
     homes: Homes,
 }
 
 impl Cached {
-    /// Makes empty lists in `place` for the CPUs of `config` that have `marks`, and for the pages from `first` to below
+    /// Makes empty lists in `place` for the CPUs of `config` that have `marks`, and for pages from `first` to below
     /// `end`. After an error `place` is empty.
     #[inline(never)]
     pub fn make_in<'a>(
@@ -57,7 +56,7 @@ impl Cached {
         let granule = config.granule;
         let cpus = config.cpus.min(marks.cpus()).min(EXACT as usize);
         let low_end = (config.low_end.get() >> granule.shift()).clamp(first, end);
-        // No `end` that is used is 0: an empty low zone gets no requests, and there is no empty space.
+        // No `end` in use is 0: an empty low zone gets no requests, and there is no empty space.
         let last_before = |end: u64| (end.saturating_sub(1) << granule.shift()) | granule.offset_mask();
         let (last, low_last) = (last_before(end), last_before(low_end));
         let zone_pages = [low_end - first, end - low_end];
@@ -91,7 +90,7 @@ impl Cached {
         self.cpus.in_turn(cpu, |turn, cpu| f(turn, cpu.map(|cpu| Own { index: turn.index() as u64, cpu })))
     }
 
-    /// Calls `f` in any case: in an exclusive section of `cpu` if it can begin, and with the CPU's lists if it has any.
+    /// As [`in_turn`](Self::in_turn), but always calls `f`.
     pub fn with_own<R>(
         &self,
         cpu: Option<&LocalCpu<'_>>,
@@ -102,15 +101,13 @@ impl Cached {
         f(turn, turn.and_then(|turn| Some(Own { index: turn.index() as u64, cpu: self.cpus.get(turn)? })))
     }
 
-    /// The fast path of an allocation: takes a range of `class` for `asked` pages from the caller's list, if that has
-    /// one.
     #[inline]
     pub fn take(&self, own: Own<'_>, zone: usize, class: Class, asked: u64) -> Option<u64> {
         own.cpu.take(zone, class, asked)
     }
 
-    /// Takes a range for `request` by way of the caller's lists, where the list is empty, or the limit is not the end of a zone. Returns `Ok(None)` if the caller is to take one from
-    /// the bitmap itself.
+    /// Allocates for `request` from the caller's lists, which it refills if they are empty. Returns `Ok(None)` if the
+    /// caller must allocate from the bitmap directly.
     pub fn alloc(
         &self,
         own: Option<Own<'_>>,
@@ -123,7 +120,6 @@ impl Cached {
         let class = Class::of(order);
         let remote_queue = &self.remote_queues[owner as usize];
         for zone in (0..=self.zone_below(end_page)).rev() {
-            // Looks only at the newest range.
             let take = || {
                 let newest = cpu.newest(zone, order).filter(|page| page + (1 << order) <= end_page)?;
                 cpu.find(newest, class)?;
@@ -132,7 +128,7 @@ impl Cached {
             if let Some(page) = take() {
                 return Ok(Some(page));
             }
-            // Takes one slice; the next calls take the other arrived ranges.
+            // Adopts at most 64 arrived ranges; later calls adopt the rest.
             let is_in_zone = |page| self.zone(page) == zone;
             if cpu.newest(zone, order).is_none()
                 && cpu.adopt(remote_queue, zone, class, is_in_zone)
@@ -147,7 +143,7 @@ impl Cached {
                 return Ok(Some(page));
             }
             if cpu.newest(zone, order).is_some() {
-                // The newest range lies above the caller's limit: this request bypasses the lists.
+                // The newest range lies above the caller's limit: bypass the lists.
                 return Ok(None);
             }
             if self.refill(own, zone, order, end_page, bitmap)? {
@@ -157,14 +153,11 @@ impl Cached {
         Err(BitmapError::NoFit)
     }
 
-    /// The fast path of a free: puts a range of the caller's own CPU onto its list. Returns whether it did.
     #[inline]
     pub fn put(&self, own: Own<'_>, page: u64, asked: u64, class: Class) -> bool {
         own.cpu.put(self.zone(page), class, (page, asked))
     }
 
-    /// Puts a range of another CPU into the remote batch to that CPU, if there is one with room. Returns whether it
-    /// did.
     #[inline]
     pub fn post(&self, own: Own<'_>, page: u64, asked: u64, class: Class) -> bool {
         own.cpu.post_fast(self.zone(page), class, (page, asked))
@@ -212,7 +205,6 @@ impl Cached {
         true
     }
 
-    /// Puts a range, whose word is `word`, onto the CPU's list, or into the bitmap if there is no room.
     #[inline]
     fn keep(&self, cpu: &Cpu, bitmap: &Mutex<Bitmap>, word: &AtomicU64, page: u64, order: u32) {
         if !cpu.push(self.zone(page), word, page, order) {
@@ -220,7 +212,6 @@ impl Cached {
         }
     }
 
-    /// As [`keep`](Self::keep), for a full list.
     #[cold]
     fn keep_in_full(&self, cpu: &Cpu, bitmap: &Mutex<Bitmap>, word: &AtomicU64, page: u64, order: u32) {
         let zone = self.zone(page);
@@ -230,7 +221,6 @@ impl Cached {
         }
     }
 
-    /// Records that a range is handed out from the bitmap.
     pub fn hand_out(&self, page: u64, asked: u64, order: u32, owner: u64) -> Result<(), OutOfMemory> {
         self.meta.make(page, order, handed_out(owner, asked))
     }
@@ -239,14 +229,14 @@ impl Cached {
     pub fn drain<P: Platform>(&self, platform: &P, only: Option<usize>, bitmap: &Mutex<Bitmap>) {
         self.cpus.with_others(platform, only, |index, cpu| {
             cpu.drain(&self.remote_queues[index], |page, order| {
-                // Dropped with the CPU; if the platform panics, without one. With a CPU for each range, so that none is held for long.
+                // Frees the range even if the platform panics instead of lending a CPU. Borrow a CPU for each range
+                // anew, so that no loan lasts long.
                 let spilled = Guard::new(|| self.give_back(bitmap, page, 1 << order, order));
                 platform.with_cpu(|_| drop(spilled));
             });
         });
     }
 
-    /// Returns the pages in CPUs' lists, or on their way to their owners.
     pub fn pages(&self) -> u64 {
         self.cpus
             .peek()
@@ -260,13 +250,13 @@ impl Cached {
     #[cold]
     #[inline(never)]
     fn give_back(&self, bitmap: &Mutex<Bitmap>, page: u64, pages: u64, order: u32) {
-        // Before another CPU can get the range and record it as its own.
+        // Clear the word first: after the free another CPU may allocate the range and write its own word.
         self.meta.write(page, order, NO_WORD);
         bitmap.lock().free_all([page], pages);
     }
 
-    /// Returns the zone that serves a request with this limit, if the limit is the end of that zone or beyond the
-    /// space, so that every range of the zone fits.
+    /// Returns the zone of which every range lies below `limit`, if `limit` is that zone's last address, or at or
+    /// beyond the space's.
     #[inline]
     pub fn zone_for(&self, limit: u64) -> Option<usize> {
         if limit >= self.last {

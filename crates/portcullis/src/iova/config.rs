@@ -12,27 +12,25 @@ pub struct SpaceConfig {
     pub aperture: IovaRange,
     /// The unit of allocation: the mapper's smallest page.
     pub granule: PageSize,
-    /// Ranges that are never handed out, such as interrupt windows. They may lie outside the aperture, and need not be
-    /// whole granules: a granule with a reserved byte is not handed out.
+    /// Ranges that are never handed out, such as interrupt windows. They may lie outside the aperture. A granule with a
+    /// reserved byte is reserved as a whole.
     pub reserved: Vec<IovaRange>,
     /// The number of CPUs with lists of their own, 4,094 at most. Further CPUs take the space's lock.
     pub cpus: usize,
-    /// The address at which the low zone ends. The low zone is for devices that reach no further; others get its
-    /// addresses last.
+    /// Where the low zone ends. It is for devices that reach no further; others get its addresses last.
     pub low_end: Iova,
-    /// The most bytes that one CPU caches in its lists of each of the two zones. Together the CPUs cache at most an
-    /// eighth of a zone, whatever this says. Remote frees to a CPU may hold as much again, and half as much more may
-    /// wait to be sent, plus one range for each CPU and size.
+    /// The most bytes that one CPU caches in its lists of each of the two zones. All CPUs together cache at most an
+    /// eighth of a zone, even if this allows more. Remote frees to a CPU may hold as much again, and half as much more
+    /// may wait to be sent, plus one range for each CPU and size.
     pub cache_bytes: u64,
 }
 
 impl SpaceConfig {
-    /// The default [`cache_bytes`](Self::cache_bytes): 64 MiB, a hundredth of a percent of 39 bits of addresses. (In a
-    /// small zone the limit is the eighth that all CPUs share.)
+    /// The default [`cache_bytes`](Self::cache_bytes): 64 MiB, about 0.01 % of a 39-bit address space. (In a small zone
+    /// the eighth that all CPUs share is the smaller limit.)
     pub const CACHE_BYTES: u64 = 64 << 20;
 
-    /// Makes the configuration of a space of `aperture` in units of `granule` for `cpus` CPUs, with a low zone that
-    /// ends at 4 GiB.
+    /// A space of `aperture` in units of `granule` for `cpus` CPUs, with a low zone that ends at 4 GiB.
     pub fn new(aperture: IovaRange, granule: PageSize, cpus: usize) -> Self {
         let low_end = Iova::new(1 << 32);
         Self { aperture, granule, reserved: Vec::new(), cpus, low_end, cache_bytes: Self::CACHE_BYTES }
@@ -59,7 +57,7 @@ pub enum IovaError {
         limit: Iova,
         /// Bytes free up to that address.
         free: u64,
-        /// Bytes in CPUs' lists, or on their way to their owners, anywhere in the space.
+        /// Bytes in CPUs' lists, remote batches and remote-free queues, anywhere in the space.
         cached: u64,
         /// Bytes in the largest hole up to it.
         largest: u64,
@@ -88,7 +86,7 @@ pub struct SpaceUsage {
     pub total: u64,
     /// Bytes taken out of the bitmap: handed out, or cached by a CPU.
     pub taken: u64,
-    /// Of those, bytes in CPUs' lists, or on their way to their owners.
+    /// Of those, bytes in CPUs' lists, remote batches and remote-free queues.
     pub cached: u64,
     /// The most that was ever taken.
     pub peak_taken: u64,

@@ -1,8 +1,7 @@
-//! One CPU's free lists of an address space, by size, and its batches of ranges for other CPUs. A free needs no memory,
-//! and all lists of a zone together have at most the CPU's budget.
+//! One CPU's free lists of an address space, by size, and its remote batches for other CPUs. A free needs no memory.
 //!
-//! A list is threaded through the metadata of its ranges, newest first, so it has no capacity of its own. Room for
-//! ranges is *granted* to it; together, the grants are at most the CPU's budget. So a free looks at one list only.
+//! A list is linked through the metadata of its ranges, newest first, so it has no capacity of its own. Room for ranges
+//! is *granted* to it; a zone's grants together are at most the CPU's budget. So a free looks at one list only.
 
 mod remote;
 
@@ -20,31 +19,31 @@ use crate::sync::{AtomicU64, Ordering};
 /// The low zone, and the rest: each has lists of its own.
 pub(super) const ZONES: usize = 2;
 
-/// Room for orders: a power of two, above [`CACHED_ORDERS`].
+/// The lists of a zone: a power of two, so that indexing needs no bounds check. Lists from [`CACHED_ORDERS`] on stay
+/// empty; only their keys are used, to find the words of larger ranges.
 const ORDER_ROOM: usize = 16;
 
-/// The most ranges that go to the bitmap, or come from it, at once.
+/// The most ranges that a refill takes from the bitmap, and that a call which makes room returns to it.
 pub(super) const BATCH: usize = 64;
 
-/// The number of owners for which one CPU collects ranges at the same time.
+/// Remote batches of a CPU. Owners with the same number modulo this share one.
 const REMOTE_BATCHES: usize = 4;
 
-/// The most ranges of its remote-free queue that a CPU sorts in at once.
+/// The most ranges that a CPU takes back from its remote-free queue in one call.
 const SLICE: usize = 64;
 
 /// One CPU's lists and batches. They change only in an exclusive section of the CPU, or under a revocation.
 #[derive(Debug)]
 pub(super) struct Cpu {
-    /// The lists by zone and order. Finding a list takes a shift, and no check.
+    /// The lists by zone and order. Indexing takes a shift and no bounds check.
     lists: [[List; ORDER_ROOM]; ZONES],
     near: Near,
     remote_batches: [RemoteBatch; REMOTE_BATCHES],
-    /// The link to the rest of the ranges taken out of the remote-free queue.
+    /// The head of the chain that was taken out of the remote-free queue and is not yet on a list.
     arrived: LocalU64,
-    /// The pages sent to other CPUs so far, and received from them. Both wrap.
     sent: LocalU64,
     received: LocalU64,
-    /// The pages of a fetch under way: here, as a stack has no room for them.
+    /// The pages of a refill under way: here, as a stack has no room for them.
     pub(super) fetched: [LocalU64; BATCH],
 }
 
@@ -52,13 +51,13 @@ pub(super) struct Cpu {
 #[repr(align(64))]
 struct List {
     first: LocalU64,
-    /// How many more ranges there is room for.
+    /// Free capacity, in ranges: `granted` less the length of the list.
     room: LocalU64,
-    /// The most ranges that there may be.
+    /// Capacity, in ranges, that the CPU's budget grants this list.
     granted: LocalU64,
-    /// The number of ranges of the last fetch.
-    batch: LocalU64,
-    /// The word of a range that the CPU has handed out, with 0 as its number of pages.
+    /// The ranges of the last refill.
+    last_refill: LocalU64,
+    /// The metadata word of a range that this CPU has handed out, with page count 0. An allocation ors the count in.
     handed_out: u64,
     /// The key of page 0's word. Its low six bits are free, and hold the shift from a page to the index of its word, so
     /// that one load gives both.
@@ -73,7 +72,7 @@ impl Cpu {
             first: LocalU64::new(Link::END.bits()),
             room: LocalU64::new(0),
             granted: LocalU64::new(0),
-            batch: LocalU64::new(0),
+            last_refill: LocalU64::new(0),
             handed_out: handed_out(owner, 0),
             key_and_shift: first_key(Class::of(order).array()) | u64::from(Place::shift(Class::of(order))),
         };
@@ -131,7 +130,7 @@ impl Cpu {
     }
 
     /// Puts the range of `class` at `page` onto its list, if its word is [remembered](Self::find) and says that the CPU
-    /// has handed it out for `asked` pages, and if its list has room. Returns whether it did. O(1). Refuses a page at
+    /// has handed it out for `asked` pages, and if the list has room. Returns whether it did. O(1). Refuses a page at
     /// which no such range begins: it has no word, or its word says another number of pages.
     #[inline]
     pub(super) fn put(&self, zone: usize, class: Class, (page, asked): (u64, u64)) -> bool {
@@ -142,17 +141,15 @@ impl Cpu {
         word.load(Ordering::Relaxed) == list.handed_out | asked && list.push(word, page, class.order())
     }
 
-    /// Returns the word of the range of `class` at `page`, whichever CPU owns it, if there ever was one there; `page`
-    /// is a multiple of its size below 2^53. Remembers the leaf, so that the next [`take`](Self::take) or
-    /// [`put`](Self::put) needs no walk.
+    /// Returns the word of the range of `class` at `page`, whichever CPU owns it, if there ever was one there. `page`
+    /// is a multiple of its size, and fits a link (below 2^53). Remembers the leaf, so that the next
+    /// [`take`](Self::take) or [`put`](Self::put) needs no walk.
     #[inline]
     pub(super) fn find(&self, page: u64, class: Class) -> Option<&AtomicU64> {
         let key = self.list(0, class.order()).key_of(page);
         self.near.word(key).or_else(|| self.near.find(Place::of(page, class)))
     }
 
-    /// Puts the free range of `order` at `page`, whose word is `word`, onto its list, unless that is full. Returns
-    /// whether it did.
     #[inline]
     pub(super) fn push(&self, zone: usize, word: &AtomicU64, page: u64, order: u32) -> bool {
         self.list(zone, order).push(word, page, order)
@@ -172,9 +169,9 @@ impl Cpu {
         Ok(list.push(word, page, class.order()))
     }
 
-    /// Grants the list of `order` room for up to `wanted` more ranges, as far as all lists of the zone together stay
-    /// within `budget` pages. If that is fewer than wanted, the other lists first lose their unused room. Returns the
-    /// list's room. O(1): looks at each list of the zone.
+    /// Raises the capacity of the list of `order` by up to `wanted` ranges, so that the zone's lists together stay
+    /// within `budget` pages. If the budget is short, it first takes back the unused capacity of the other lists.
+    /// Returns the list's room. O(1): looks at each list of the zone.
     pub(super) fn grant(&self, zone: usize, order: u32, wanted: u64, budget: u64) -> u64 {
         let lists = &self.lists[zone];
         let granted = || {
@@ -192,18 +189,18 @@ impl Cpu {
         list.room.get()
     }
 
-    /// Returns how many ranges of `order` to fetch next: twice as many as the last time, 16 at least and 64 at most.
-    /// The words of 16 ranges, and their page-table entries, fill at least two cache lines: so CPUs share few of these
-    /// lines.
+    /// Returns how many ranges of `order` to fetch next: twice as many as last time, 16 at least and 64 at most, before
+    /// [`Cached::refill`](super::cached::Cached) limits it by pages and budget. The words of 16 ranges, and their
+    /// page-table entries, fill at least two cache lines, so CPUs share few of these lines.
     pub(super) fn next_batch(&self, zone: usize, order: u32) -> u64 {
         let list = self.list(zone, order);
-        let batch = (list.batch.get() * 2).clamp(16, BATCH as u64);
-        list.batch.set(batch);
-        batch
+        let ranges = (list.last_refill.get() * 2).clamp(16, BATCH as u64);
+        list.last_refill.set(ranges);
+        ranges
     }
 
     /// Takes the newest ranges off a list, as many as `out` has room for, and withdraws their room and the list's
-    /// unused room. Halves the batch, so that the next fetch is no larger than the last. Returns the number of ranges.
+    /// unused room. Halves the size of the last refill, so that the next is no larger. Returns the number of ranges.
     pub(super) fn spill(&self, zone: usize, order: u32, out: &mut [u64]) -> usize {
         let list = self.list(zone, order);
         let mut link = Link::from_bits(list.first.get());
@@ -215,14 +212,14 @@ impl Cpu {
             spilled += 1;
         }
         list.first.set(link.bits());
-        list.batch.set(list.batch.get() / 2);
+        list.last_refill.set(list.last_refill.get() / 2);
         list.room.set(list.room.get() + spilled as u64);
         list.give_up_room();
         spilled
     }
 
     /// Empties all lists and batches and the remote-free queue, and calls `spill` with the page and the order of each
-    /// range. The range is off its list by then: if `spill` panics, the others stay where they are.
+    /// range, which is off its list by then: if `spill` panics, the others stay where they are.
     pub(super) fn drain(&self, remote_queue: &RemoteQueue, mut spill: impl FnMut(u64, u32)) {
         for list in self.lists.iter().flatten() {
             while let Some((page, order, next)) = self.near.meta().follow(Link::from_bits(list.first.get())) {
@@ -239,8 +236,8 @@ impl Cpu {
                 spill(page, order);
             }
         }
-        // First the rest of the arrived ranges, then those in the remote-free queue.
         let received = |order| self.received.set(self.received.get().wrapping_add(1u64 << order));
+        // First the rest of the arrived ranges, then those in the remote-free queue.
         for _ in 0..2 {
             while let Some((page, order, next)) = self.near.meta().follow(Link::from_bits(self.arrived.get()))
             {
@@ -253,7 +250,6 @@ impl Cpu {
         }
     }
 
-    /// Returns the pages in all lists. Any CPU may call it; the number may be off while lists change.
     pub(super) fn cached(&self) -> u64 {
         let lists = self.lists.iter().flat_map(|lists| lists.iter().zip(0..CACHED_ORDERS));
         lists.fold(0, |sum: u64, (list, order)| sum.wrapping_add(list.count() << order))
@@ -261,18 +257,18 @@ impl Cpu {
 
     #[inline]
     fn list(&self, zone: usize, order: u32) -> &List {
-        // Both indices are in range without the remainders, which show that to the compiler.
+        // The remainders show the compiler that both indices are in range.
         &self.lists[zone % ZONES][order as usize % ORDER_ROOM]
     }
 }
 
 impl List {
-    /// Returns the number of ranges. On another CPU it may be off by the list's room, as it comes from two words.
+    /// The number of ranges. Another CPU may read the two words at different times; the result is then off by at most
+    /// the list's room.
     fn count(&self) -> u64 {
         self.granted.get().saturating_sub(self.room.get())
     }
 
-    /// Withdraws the unused room.
     fn give_up_room(&self) {
         self.granted.set(self.count());
         self.room.set(0);
@@ -286,7 +282,6 @@ impl List {
         page.rotate_right((self.key_and_shift & SHIFT) as u32).wrapping_add(self.key_and_shift & !SHIFT)
     }
 
-    /// Puts the range at `page`, whose word is `word`, onto the list, unless that is full. Returns whether it did.
     #[inline]
     fn push(&self, word: &AtomicU64, page: u64, order: u32) -> bool {
         let Some(room) = self.room.get().checked_sub(1) else {

@@ -1,6 +1,5 @@
 //! A sparse array of words: a radix tree over leaves of 512 words, with as many levels of 64 pointers as its length
-//! needs. A leaf stays where it is until the array is dropped, so a CPU that has found one may use it from then on.
-//! Finding a word takes no lock.
+//! needs. A leaf stays where it is until the array is dropped. Finding a word takes no lock.
 //!
 //! Memory ordering. A pointer is installed with `AcqRel` and followed with `Acquire`, so that a CPU that follows it
 //! sees the zeroed level. Users order the words themselves.
@@ -19,8 +18,8 @@ const LEAF_WORDS: usize = 1 << LEAF_BITS;
 const LEVEL_BITS: u32 = if cfg!(loom) { 1 } else { 6 };
 const LEVEL_ENTRIES: usize = 1 << LEVEL_BITS;
 
-/// Words of the fewest ranges that a CPU fetches at a time, on two cache lines of their own, to which a leaf is
-/// aligned. In leaves at any address, two words in 16 would lie on a line that another CPU writes.
+/// The words of the smallest refill (16 ranges of one page), aligned to a pair of cache lines. An unaligned leaf would
+/// put two of these 16 words on a line that another CPU writes.
 const GROUP: usize = if cfg!(loom) { 2 } else { 16 };
 type Group = CachePadded<[AtomicU64; GROUP]>;
 const GROUPS: usize = LEAF_WORDS / GROUP;
@@ -40,7 +39,6 @@ enum Below {}
 #[derive(Debug)]
 pub(crate) struct Links {
     len: u64,
-    /// The levels of pointers under the root; 0 if the root is the only leaf.
     height: u32,
     root: AtomicPtr<Below>,
     /// Bytes of all levels and leaves, on cache lines apart from the fields that every call reads.
@@ -50,7 +48,6 @@ pub(crate) struct Links {
 impl WordLeaf {
     pub(crate) const WORDS: u64 = LEAF_WORDS as u64;
 
-    /// Returns the word of `index`, which lies in this leaf.
     #[inline]
     pub(crate) fn word(&self, index: u64) -> &AtomicU64 {
         let at = index as usize % LEAF_WORDS;
@@ -80,15 +77,14 @@ impl Links {
         }
         let mut below = self.root.load(Ordering::Acquire);
         for height in (0..self.height).rev() {
-            // SAFETY: `level`, 1: above height 0 hang levels. 2: `&self` keeps the array alive.
+            // SAFETY: `level`, 1: pointers above height 0 lead to levels. 2: `&self` keeps the array alive.
             below = unsafe { level(below) }?[entry(index, height)].load(Ordering::Acquire);
         }
-        // SAFETY: `leaf`, 1: below the lowest level hang leaves. 2: `&self` keeps the array alive.
+        // SAFETY: `leaf`, 1: pointers of the lowest level lead to leaves. 2: `&self` keeps the array alive.
         unsafe { leaf(below) }
     }
 
-    /// Returns the leaf of `index`, and makes it, which allocates, if it does not exist. Returns `None` outside the
-    /// array.
+    /// Returns the leaf of `index`, which it allocates if it does not exist; `None` outside the array.
     pub(crate) fn leaf_or_make(&self, index: u64) -> Result<Option<&WordLeaf>, OutOfMemory> {
         if index >= self.len {
             return Ok(None);
@@ -124,7 +120,6 @@ impl Links {
             if let Some(leaf) = unsafe { leaf(below) } {
                 f(index, leaf);
             }
-            // All words behind this pointer.
             let last = index | 1_u64.checked_shl(bits).map_or(u64::MAX, |words| words - 1);
             let Some(next) = last.checked_add(1) else { return };
             index = next;
@@ -135,7 +130,6 @@ impl Links {
         self.bytes.0.load(Ordering::Relaxed)
     }
 
-    /// Returns the pointer's target. If it is null, `make` makes one first.
     fn make<T>(
         &self,
         pointer: &AtomicPtr<Below>,
@@ -152,7 +146,7 @@ impl Links {
                 Ok(made.cast())
             }
             Err(other) => {
-                // SAFETY: it was made above and no other CPU knows of it.
+                // SAFETY: it was made above, and no other CPU knows of it.
                 drop(unsafe { Box::from_raw(made) });
                 Ok(other)
             }
@@ -191,7 +185,6 @@ fn boxed<T, const N: usize>(mut make: impl FnMut() -> T) -> Result<Box<[T; N]>, 
     slice(N, |_| Ok(make()))?.try_into().map_err(|_| OutOfMemory)
 }
 
-/// Frees everything below `pointer`: `height` levels and their leaves.
 fn free(pointer: &mut AtomicPtr<Below>, height: u32) {
     let below = pointer.swap(ptr::null_mut(), Ordering::AcqRel);
     if below.is_null() {

@@ -1,5 +1,5 @@
 //! The metadata of a space: a word for each range, found by the range's first page and size. No two live ranges share a
-//! word.
+//! word, as each begins at a multiple of its size.
 
 use super::class::Class;
 use super::links::{Links, WordLeaf};
@@ -9,9 +9,8 @@ use crate::sync::{AtomicU64, Ordering};
 
 pub(super) const ARRAYS: usize = 3;
 
-/// Three sparse arrays: with a word for each page, for ranges of up to 4 pages; for each 8 pages, for ranges of up to
-/// 32; and for each 64 pages, for larger ranges. They take 9.1 bytes for each page if all of them are in use
-/// everywhere.
+/// Three sparse arrays. One word per page serves ranges of 1 to 4 pages, one per 8 pages those of 8 to 32, one per 64
+/// pages larger ones. Fully populated they take 9.1 bytes per page.
 #[derive(Debug)]
 pub(super) struct RangeMeta([Links; ARRAYS]);
 
@@ -22,21 +21,17 @@ pub(super) struct Place {
 }
 
 impl Place {
-    /// Returns the place of the word of the range of `class` at `page`. No two live ranges share one, as each begins at
-    /// a multiple of its size.
     #[inline]
     pub(super) const fn of(page: u64, class: Class) -> Self {
         Self { array: class.array(), index: page >> Self::shift(class) }
     }
 
-    /// Returns the binary logarithm of the pages for each word in the array of `class`.
     pub(super) const fn shift(class: Class) -> u32 {
         3 * class.array() as u32
     }
 }
 
 impl RangeMeta {
-    /// Makes the metadata of the pages below `end`. Allocates nothing yet.
     pub(super) fn new(end: u64) -> Self {
         Self([0, 3, 6].map(|shift| Links::new(end.div_ceil(1 << shift))))
     }
@@ -52,7 +47,6 @@ impl RangeMeta {
         self.0.get(place.array)?.leaf(place.index)
     }
 
-    /// Writes `word` for the range of `order` at `page`. May allocate.
     pub(super) fn make(&self, page: u64, order: u32, word: u64) -> Result<(), OutOfMemory> {
         let place = Place::of(page, Class::of(order));
         if let Some(leaf) = self.0[place.array].leaf_or_make(place.index)? {
@@ -69,7 +63,6 @@ impl RangeMeta {
         next.is_link().then_some((page, order, next))
     }
 
-    /// Writes `word` for the range of `order` at `page`, if it has a word.
     pub(super) fn write(&self, page: u64, order: u32, word: u64) {
         if let Some(place) = self.word(page, order) {
             place.store(word, Ordering::Relaxed);

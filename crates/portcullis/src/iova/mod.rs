@@ -3,11 +3,12 @@
 //! An [`IovaSpace`] hands out ranges with *natural alignment*: a range begins at a multiple of its size rounded up to a
 //! power of two (of 2^18 granules at most, 1 GiB with granules of 4 KiB), so that large pages and address-mask
 //! invalidations fit it. Each CPU has free lists for the [cached sizes](CACHED_ORDERS), over a shared [`Bitmap`]. A
-//! [`RingArena`] takes one contiguous range of a space for one queue and hands it out in rotation.
+//! [`RingArena`] takes one contiguous range of a space for one queue and allocates from it as from a ring buffer.
 //!
-//! Read `space.rs`, `cached.rs` and `cpu.rs` for the fast path; `word.rs`, `meta.rs`, `links.rs` and `near.rs` for the
-//! metadata beside each range; `remote.rs` for frees on other CPUs; then `bitmap.rs` and `arena.rs`. This layer uses
-//! `addr`, `heap`, `sync`, `platform` and `percpu`.
+//! Read `space.rs`, `cached.rs`, `class.rs` and `cpu.rs` for the fast path; `cached/refill.rs` and `homes.rs` for
+//! refills from the bitmap; `word.rs`, `meta.rs`, `links.rs` and `near.rs` for the metadata of each range; `remote.rs`
+//! for frees on other CPUs; then `bitmap.rs` and `arena.rs`. This layer uses `addr`, `heap`, `sync`, `platform` and
+//! `percpu`.
 
 mod arena;
 mod bitmap;

@@ -1,4 +1,4 @@
-//! The leaves of metadata that a CPU used last. A key leads only to the leaf with its word, or to none.
+//! A CPU's direct-mapped cache of metadata leaves. A lookup returns the leaf that holds the key's word, or none.
 
 use core::ptr;
 
@@ -8,13 +8,13 @@ use crate::heap::Shared;
 use crate::percpu::LocalU64;
 use crate::sync::{AtomicPtr, AtomicU64, Ordering};
 
-/// The number of remembered leaves, of all arrays together: 4 KiB of entries, direct-mapped by the low bits of the
-/// leaves' keys. The model checker, whose words are larger, has half as many, the fewest for [`first_key`].
+/// Cached leaves of all arrays together: 4 KiB of entries, indexed by the low bits of the leaves' keys. Loom's atomics
+/// are larger, so the model checker has half as many, the fewest that [`first_key`] allows.
 const ENTRIES: usize = if cfg!(loom) { 128 } else { 256 };
 
-/// Returns the key of the first word of an array. A word's *key* is the sum of that and of its index. No two words of a
-/// space have the same key, as indices are below 2^52. Leaves of the same number in different arrays have different
-/// entries. The lowest six bits of the first key are 0.
+/// The key of the first word of an array; a word's *key* is this plus its index. No two words of a space have the same
+/// key, as indices are below 2^52. The n-th leaves of different arrays map to different entries, so they do not evict
+/// each other. The lowest six bits are 0.
 pub(super) const fn first_key(array: usize) -> u64 {
     ((array as u64) << 60) + (array * ENTRIES / 4) as u64 * WordLeaf::WORDS
 }
@@ -22,7 +22,6 @@ pub(super) const fn first_key(array: usize) -> u64 {
 /// A key that no word has, and that is far from those of words.
 const NOWHERE: u64 = 1 << 58;
 
-/// The leaves of one space's metadata that one CPU remembers, and no other CPU uses.
 #[derive(Debug)]
 pub(super) struct Near {
     entries: [Entry; ENTRIES],
@@ -31,7 +30,6 @@ pub(super) struct Near {
 
 #[derive(Debug)]
 struct Entry {
-    /// The key of the leaf's first word.
     first: LocalU64,
     leaf: AtomicPtr<WordLeaf>,
 }
@@ -110,7 +108,6 @@ impl Near {
         Some(leaf.word(place.index))
     }
 
-    /// Returns the leaf in the entry for `key`, which need not have the word of `key`.
     #[inline]
     pub(super) fn leaf(&self, key: u64) -> LeafAt<'_> {
         let entry = self.entry(key);

@@ -1,27 +1,28 @@
-//! Remote frees: ranges on their way back to the CPU that owns them. Each arrives there once, and its owner sees its
-//! word as the sender wrote it.
+//! Remote frees: ranges that another CPU freed, in transit to the CPU that owns them. Each arrives there once, and its
+//! owner sees its word as the sender wrote it.
 //!
-//! A CPU that frees another's range threads it onto a [`RemoteBatch`] for that owner. When the batch is full, the CPU
-//! pushes it onto the owner's [`RemoteQueue`] with one compare-and-swap. The owner takes all that have come with one
+//! A CPU that frees another's range links it into a [`RemoteBatch`] for that owner. When the batch is full, the CPU
+//! pushes it onto the owner's [`RemoteQueue`] with one compare-and-swap. The owner takes all that has arrived with one
 //! exchange. Nothing is ever popped singly, so there is no ABA problem.
 //!
 //! Memory ordering. The words of a batch are written before the push, which is a `Release`; the owner's exchange is an
-//! `Acquire`, so it sees them. Pushes onto earlier ones keep that order: a compare-and-swap continues the release
-//! sequence of the one before it. The owner may use a batch as its list and leave the words as they came: its own later
-//! writes to these words come after its exchange, and so after the senders' writes.
+//! `Acquire`, so it sees them. Later pushes keep that order: a compare-and-swap continues the release sequence of the
+//! one before it. The owner may use a batch as its list and leave the words as they came: its own later writes to these
+//! words come after its exchange, and so after the senders' writes.
 
 use super::meta::RangeMeta;
 use super::word::{Link, handed_out, owner_and_pages};
 use crate::percpu::{CachePadded, LocalU64};
 use crate::sync::{AtomicU64, Ordering};
 
-/// The most ranges that one CPU sends at once.
+/// A full remote batch: this many ranges are pushed with one compare-and-swap.
 pub(super) const REMOTE_BATCH: u64 = 32;
 
-/// The pages at which a remote batch is sent in any case.
+/// A remote batch is sent once it holds this many pages, however few ranges these are.
 pub(super) const REMOTE_BATCH_PAGES: u64 = 512;
 
-/// One CPU's remote-free queue: the link to the first range, and the pages that were sent and not yet sorted in.
+/// One CPU's remote-free queue: the head of a Treiber-style chain that is only ever taken whole, and the pages in it
+/// and in the rest that the owner has taken out and not yet put onto lists.
 #[derive(Debug)]
 pub(super) struct RemoteQueue {
     first: AtomicU64,
@@ -33,17 +34,14 @@ impl RemoteQueue {
         Self { first: AtomicU64::new(Link::END.bits()), pages: AtomicU64::new(0) }
     }
 
-    /// Returns the pages that were sent and not yet sorted in: a hint, as other CPUs go on sending.
     pub(super) fn pages(&self) -> u64 {
         self.pages.load(Ordering::Relaxed)
     }
 
-    /// Records that the owner has sorted in `pages` pages.
     pub(super) fn arrived(&self, pages: u64) {
         self.pages.fetch_sub(pages, Ordering::Relaxed);
     }
 
-    /// Puts the chain from `first` to `last` in front.
     fn push(&self, meta: &RangeMeta, first: Link, last: Link) {
         let mut old = self.first.load(Ordering::Relaxed);
         loop {
@@ -55,7 +53,6 @@ impl RemoteQueue {
         }
     }
 
-    /// Takes all ranges that have arrived. Returns the link to the first.
     pub(super) fn take(&self) -> Link {
         // A load first, as an exchange would take the cache line from the CPUs that push.
         if self.first.load(Ordering::Relaxed) == Link::END.bits() {
@@ -69,15 +66,15 @@ impl RemoteQueue {
 #[derive(Debug, Default)]
 pub(super) struct RemoteBatch {
     first: LocalU64,
-    /// The word of a range that the owner has handed out, with 0 as its number of pages; 0 if there is no owner yet.
+    /// The word of a range that the owner has handed out, with page count 0; 0 if there is no owner yet.
     handed_out: LocalU64,
     /// The order of the newest range in the low six bits, and its zone above them.
     order_and_zone: LocalU64,
-    /// How many more ranges of that order and zone the batch takes before the one that makes it full.
+    /// How many more ranges of that order and zone fit before the one that fills, and so sends, the batch.
     room: LocalU64,
-    /// The ranges, and pages, of the batch once its room is used up.
-    count_without: LocalU64,
-    pages_without: LocalU64,
+    /// What the counts will be when `room` has reached 0; the present ones are these less the room.
+    count_at_full: LocalU64,
+    pages_at_full: LocalU64,
     last: LocalU64,
 }
 
@@ -100,7 +97,7 @@ impl RemoteBatch {
     const ORDER: u64 = 63;
 
     fn pages(&self) -> u64 {
-        self.pages_without.get().wrapping_sub(self.room_pages())
+        self.pages_at_full.get().wrapping_sub(self.room_pages())
     }
 
     fn room_pages(&self) -> u64 {
@@ -153,7 +150,7 @@ impl RemoteBatch {
         word.store(next, Ordering::Relaxed);
         self.first.set(link);
         let (count, pages) = (self.count() + 1, self.pages() + (1 << order));
-        // How many more ranges of this order make it full. The last of them is added here again, which sends the batch.
+        // Ranges of this order that make it full. The last of them is added here again, which sends the batch.
         let pages_left = REMOTE_BATCH_PAGES.min(most).saturating_sub(pages);
         let until_full = REMOTE_BATCH.saturating_sub(count).min(pages_left.div_ceil(1 << order));
         self.order_and_zone.set(range.order_and_zone());
@@ -162,17 +159,15 @@ impl RemoteBatch {
     }
 
     fn count(&self) -> u64 {
-        self.count_without.get() - self.room.get()
+        self.count_at_full.get() - self.room.get()
     }
 
-    /// Records that the batch has `count` ranges of `pages` pages in all, and room for `room` more of its order.
     fn set(&self, room: u64, count: u64, pages: u64) {
         self.room.set(room);
-        self.count_without.set(count + room);
-        self.pages_without.set(pages + self.room_pages());
+        self.count_at_full.set(count + room);
+        self.pages_at_full.set(pages + self.room_pages());
     }
 
-    /// Sends the batch. Returns its pages.
     #[cold]
     #[inline(never)]
     fn send(&self, meta: &RangeMeta, remote_queues: &[CachePadded<RemoteQueue>]) -> u64 {
@@ -187,7 +182,6 @@ impl RemoteBatch {
         pages
     }
 
-    /// Takes the newest range out. Returns its page and order.
     pub(super) fn pop(&self, meta: &RangeMeta) -> Option<(u64, u32)> {
         let Some((page, order, next)) = meta.follow(Link::from_bits(self.first.get())) else {
             self.take();
@@ -199,7 +193,6 @@ impl RemoteBatch {
         Some((page, order))
     }
 
-    /// Empties the batch. Returns the link to its first range.
     fn take(&self) -> Link {
         let first = Link::from_bits(self.first.get());
         self.first.set(Link::END.bits());

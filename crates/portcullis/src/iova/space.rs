@@ -1,5 +1,5 @@
 //! One address space: its CPUs' lists, and the bitmap behind them. A page is handed out to one caller, in one CPU's
-//! list or on its way there, or free in the bitmap, and never in two of these places.
+//! list or in transit there, or free in the bitmap, and never in two of these places.
 
 mod frees;
 
@@ -10,7 +10,7 @@ use super::bitmap::{Bitmap, BitmapError, MAX_ORDER, Survey};
 use super::cached::{Cached, Own};
 use super::class::{Class, Request, order_of};
 use super::config::{IovaError, SpaceConfig, SpaceUsage};
-use super::word::{END_PAGE, EXACT, MOST_PAGES, NO_OWNER};
+use super::word::{END_PAGE, EXACT, NO_OWNER, PAGES_END};
 use crate::addr::{Iova, IovaRange, PageSize};
 use crate::heap::{Shared, place_of, write_fields};
 use crate::percpu::{CachePadded, Marks, Turn};
@@ -24,9 +24,9 @@ use crate::sync::{Mutex, unique};
 /// one [that does not identify itself](Platform::number), is as safe, but takes the space's lock each time, and drains
 /// no CPU's lists.
 ///
-/// A range has whole granules. For up to 512 of them (2 MiB with granules of 4 KiB) it takes a power of two, unless the
-/// space has room for nothing but the exact size. Blocks of ranges are placed as high as possible; above the low zone,
-/// each CPU's below a page of its own if there is room, so that ranges of two CPUs are not neighbours.
+/// A range has whole granules. Up to 512 of them (2 MiB with granules of 4 KiB) are rounded up to a power of two,
+/// unless only the exact size fits. Allocation is top-down. Above the low zone a CPU's refills first search below the
+/// CPU's own home (`homes.rs`), so that ranges of two CPUs are rarely neighbours.
 #[derive(Debug)]
 pub struct IovaSpace {
     granule: PageSize,
@@ -36,7 +36,6 @@ pub struct IovaSpace {
     /// The platform for whose CPUs `cached` has lists. The space relies on no other platform's CPUs or barriers.
     platform: OnePlatform,
     cached: Cached,
-    /// The number of pages that can be handed out.
     total: u64,
     /// On cache lines apart from the fields that every call reads.
     bitmap: CachePadded<Mutex<Bitmap>>,
@@ -100,6 +99,7 @@ impl IovaSpace {
     ///
     /// Context: may allocate memory; never waits for hardware. When the space is exhausted it waits for other CPUs, as
     /// [`drain_all`](Self::drain_all) does.
+    ///
     /// # Errors
     /// [`IovaError::Empty`], [`IovaError::Exhausted`], [`IovaError::OutOfMemory`]. No range is handed out then. For the
     /// figures of `Exhausted` it looks at all of the space up to `limit`, under the lock for at most 32 of the bitmap's
@@ -110,8 +110,8 @@ impl IovaSpace {
         self.alloc_guarded(platform, (len, limit), true, |_, range| range)
     }
 
-    /// As `alloc`, and makes a `guard` of the range with the CPU still lent: if the platform panics
-    /// afterwards, the guard is dropped. It drains other CPUs' lists, and waits for them, only if it `may_wait`.
+    /// As `alloc`, and makes a `guard` of the range with the CPU still lent: if the platform panics afterwards, the
+    /// guard is dropped. Drains other CPUs' lists, and waits for them, only if it `may_wait`.
     #[inline]
     pub(crate) fn alloc_guarded<P: Platform, T>(
         &self,
@@ -126,7 +126,6 @@ impl IovaSpace {
         }
     }
 
-    /// The fast path: takes a range from the CPU's own list, if that has one.
     #[inline(always)]
     pub(crate) fn alloc_fast<P: Platform, T>(
         &self,
@@ -177,7 +176,7 @@ impl IovaSpace {
         self.cached.in_turn(cpu, f)
     }
 
-    /// Calls `f` in any case: in an exclusive section of `cpu` if it can begin, and with the CPU's lists if it has any.
+    /// As [`in_turn`](Self::in_turn), but always calls `f`.
     pub(crate) fn with_own<R>(
         &self,
         cpu: Option<&LocalCpu<'_>>,
@@ -186,7 +185,6 @@ impl IovaSpace {
         self.cached.with_own(cpu, f)
     }
 
-    /// The fast path of an allocation: takes a range from the CPU's own list, if that has one that fits.
     #[inline]
     pub(crate) fn take(&self, own: Own<'_>, len: u64, limit: Iova) -> Option<IovaRange> {
         let (pages, class) = self.small_class(len)?;
@@ -204,8 +202,7 @@ impl IovaSpace {
         self.drain(platform, None);
     }
 
-    /// Drains the lists of CPU `index`, which was released. Cost and context: as [`drain_all`](Self::drain_all), for
-    /// one CPU.
+    /// As [`drain_all`](Self::drain_all), for CPU `index`, which was released.
     pub fn drain_cpu<P: Platform>(&self, platform: &P, index: usize) {
         self.drain(platform, Some(index));
     }
@@ -244,18 +241,17 @@ impl IovaSpace {
     fn request(&self, len: u64, limit: Iova) -> Result<Request, IovaError> {
         let (pages, order) = self.class(len)?;
         // A word has no room for more pages: nothing fits such a request.
-        let end_page = if pages < MOST_PAGES { self.end_page(limit) } else { 0 };
+        let end_page = if pages < PAGES_END { self.end_page(limit) } else { 0 };
         Ok(Request { pages, order, end_page })
     }
 
-    /// Returns the page behind the last one that lies at or below `limit` as a whole.
+    /// The page after the last one that lies at or below `limit` as a whole.
     #[inline]
     fn end_page(&self, limit: Iova) -> u64 {
         let mask = self.granule.offset_mask();
         (limit.get() >> self.shift).saturating_add(u64::from(limit.get() & mask == mask))
     }
 
-    /// Allocates after the fast path has failed. Drains no other CPU's lists.
     #[inline(never)]
     fn alloc_once(&self, cpu: Option<&LocalCpu<'_>>, request: Request) -> Result<u64, BitmapError> {
         match self.with_own(cpu, |_, own| self.cached.alloc(own, &self.bitmap, request))? {
@@ -303,7 +299,6 @@ impl IovaSpace {
         IovaError::Exhausted { len, limit, free, cached, largest }
     }
 
-    /// Returns the pages that `len` bytes take, and the order of that number.
     fn class(&self, len: u64) -> Result<(u64, u32), IovaError> {
         // A shift, as a division would take longer than all the rest.
         let last = len.checked_sub(1).ok_or(IovaError::Empty)?;
@@ -311,7 +306,6 @@ impl IovaSpace {
         Ok((pages, order_of(pages)))
     }
 
-    /// Returns the pages that `len` bytes take, and their class, if that size is cached.
     #[inline]
     fn small_class(&self, len: u64) -> Option<(u64, Class)> {
         // 0 bytes wrap to more pages than any class has, or, with a very large granule, than any space.
@@ -321,12 +315,11 @@ impl IovaSpace {
     }
 }
 
-/// Adds the pages of a space to its bitmap, as free, and reserves the reserved ones. Returns the first page, and the
-/// one behind the last.
+/// Adds the space's pages to its bitmap, as free, and reserves the reserved ones. Returns the first page, and the one
+/// after the last.
 #[inline(never)]
 fn fill(bitmap: &mut Bitmap, config: &SpaceConfig) -> Result<(u64, u64), IovaError> {
     let shift = config.granule.shift();
-    // Only granules that lie inside as a whole count.
     let first = config.granule.round_up(config.aperture.start().get()).ok_or(IovaError::Empty)? >> shift;
     let last = config.aperture.last().get();
     let last_is_whole = last & config.granule.offset_mask() == config.granule.offset_mask();
@@ -335,7 +328,6 @@ fn fill(bitmap: &mut Bitmap, config: &SpaceConfig) -> Result<(u64, u64), IovaErr
     let memory = |_: BitmapError| IovaError::OutOfMemory;
     bitmap.add(first, pages).map_err(memory)?;
     for range in &config.reserved {
-        // A granule with a reserved byte is reserved as a whole.
         let from = (range.start().get() >> shift).max(first);
         let last = (range.last().get() >> shift).min(end - 1);
         if from <= last {

@@ -1,9 +1,6 @@
-//! A biased lock: one caller at a time has its value. Its CPU takes it without an atomic read-modify-write. Another
-//! CPU, rarely, revokes that bias, which costs a barrier of all CPUs (Kawachiya, Koseki and Onodera, "Lock
-//! Reservation", OOPSLA 2002).
-//!
-//! While its CPU holds the lock, it is in an exclusive [section](super::Marks). The section flags lie right behind the
-//! value.
+//! A biased lock: one caller at a time has its value. Its CPU takes it without an atomic read-modify-write. Rarely
+//! another CPU revokes the bias, at the cost of a barrier on all CPUs (Kawachiya, Koseki and Onodera, "Lock
+//! Reservation", OOPSLA 2002). While its CPU holds the lock, it is in an exclusive [section](super::Marks).
 
 use alloc::boxed::Box;
 use core::mem::MaybeUninit;
@@ -32,7 +29,7 @@ struct Owned<T> {
 }
 
 impl<T> BiasedLock<T> {
-    /// Makes a value for each of `cpus` CPUs by `make`. Context: allocates; for set-up.
+    /// Makes a value for each of `cpus` CPUs. Context: allocates; for set-up.
     ///
     /// # Errors
     /// [`OutOfMemory`].
@@ -76,8 +73,8 @@ impl<T> BiasedLock<T> {
         Some(f(value))
     }
 
-    /// Calls `f` with each CPU's number and value (or with those of the CPU `only`), one after the other, with
-    /// exclusive access. Meanwhile the owners have no access.
+    /// Calls `f` with the number and value of each CPU, or of the CPU `only`, one after the other. Meanwhile the owners
+    /// have no access.
     ///
     /// Costs one barrier of all CPUs. Context: waits for each owner's section to end. Not inside [`with`](Self::with)
     /// or another such call; not with a CPU lent; not in an interrupt handler.

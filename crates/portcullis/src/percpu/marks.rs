@@ -1,18 +1,18 @@
-//! Section flags: each CPU stores that it is in a *section*. Other CPUs wait for the section's end, or revoke the CPU's
-//! values. An owner in an exclusive section ([`Turn`]) and a caller that has revoked its values never access them at
-//! the same time.
+//! Section flags: an asymmetric Dekker protocol with RCU-like grace periods. Each CPU stores that it is in a *section*;
+//! other CPUs wait for the section's end, or revoke the CPU's values. An owner in an exclusive section ([`Turn`]) and a
+//! caller that has revoked its values never access them at the same time.
 //!
 //! An uncontended lock costs its owner two atomic read-modify-writes. Here the owner stores that a section begins,
-//! loads its revocation flag, and stores that the section ends. Other CPUs come rarely and pay for the rest:
+//! loads its revocation flag, and stores that the section ends. Other CPUs visit rarely, and pay for the barrier:
 //!
 //! - [`Marks::synchronize`] waits for a grace period, as RCU does. Pointers that a CPU has followed in a section
 //!   ([`Section`] or [`Turn`]) stay valid until the section ends.
 //! - A revocation sets the revocation flags, then waits for the exclusive sections that have begun. Until it ends, the
-//!   owner has no access to its values (Dekker's mutual exclusion, with its cost on the rare side). Values that others
-//!   visit often are revoked [separately](super::TurnLocal::apart_in): their owner keeps access to its other values.
+//!   owner has no access to its values. Values that others visit often are revoked
+//!   [separately](super::TurnLocal::apart_in): their owner keeps access to its other values.
 //!
-//! A [`Section`] may take frames from the embedder, for tables; a [`Turn`] takes none. So a caller that holds a lock of
-//! the embedder's allocator may revoke, but not `synchronize`.
+//! A caller that holds a lock of the embedder's frame allocator may revoke, but must not `synchronize`: a [`Section`]
+//! may allocate table frames, and would wait for that lock; a [`Turn`] allocates none.
 //!
 //! Memory ordering. A section stores its flag, then loads the revocation flag, pointers or generations. The other side
 //! stores the revocation, or changes the pointers or generations, and then loads the section flags. At least one side
@@ -23,9 +23,9 @@
 //!
 //! A CPU that has waited for a section's end sees what the section did: the store that ends the section is a release,
 //! and the load that finds it ended an acquire. That load may find the beginning of the next section in its place, so
-//! this store is a release, too. The CPU that revokes need not wait for the next section, which sees the revocation and
-//! has no access. A [`BiasedLock`](super::BiasedLock) does not count its sections. A CPU that revokes it may wait for
-//! the end of a later section than the one that it saw; that section sees the revocation and has no access either.
+//! this store is a release, too. The revoker need not wait for that next section: it sees the revocation and gets no
+//! access. A [`BiasedLock`](super::BiasedLock) does not count its sections, so its revoker may wait for the end of a
+//! later section than the one that it saw; that section gets no access either.
 //!
 //! The owner sees what others did to its values: the store that ends a revocation is a release, the section's load an
 //! acquire. The store that begins a revocation is a release, too: a section that reads it keeps access to the values
@@ -40,12 +40,12 @@ use crate::heap::{OutOfMemory, slice};
 use crate::platform::{LocalCpu, Platform};
 use crate::sync::{AtomicU64, Mutex, MutexGuard, Ordering, pause};
 
-/// What a section adds to the count, which is a multiple of 4 between sections: an exclusive one, and any other.
+/// Added to the section count by an exclusive section.
 const WITH_VALUES: u64 = 1;
+/// Added by any other section.
 const WITHOUT: u64 = 3;
 
-/// Revocation flag: the CPU has access to its values; it has none; it has access to all but the values that are revoked
-/// separately.
+/// Revocation flag: the CPU has access to its values; to none; to all but those that are revoked separately.
 const GRANTED: u64 = 0;
 pub(super) const REVOKED: u64 = 1;
 pub(super) const REVOKED_APART: u64 = 2;
@@ -60,10 +60,9 @@ pub struct Marks {
     revoking: CachePadded<Mutex<()>>,
 }
 
-/// The section flags of one CPU.
 #[derive(Debug, Default)]
 pub(super) struct Mark {
-    /// The section count. Between sections a multiple of 4; in one, more by [`WITH_VALUES`] or [`WITHOUT`].
+    /// The section count: between sections a multiple of 4; in one, more by [`WITH_VALUES`] or [`WITHOUT`].
     turns: AtomicU64,
     revoked: AtomicU64,
 }
@@ -133,7 +132,6 @@ impl<const KIND: u64> Drop for Begun<'_, KIND> {
     #[inline]
     fn drop(&mut self) {
         let turns = &self.0.turns;
-        // Up to the next multiple of 4.
         turns.store(turns.load(Ordering::Relaxed).wrapping_add(4 - KIND), Ordering::Release);
     }
 }
@@ -252,10 +250,8 @@ impl Marks {
     }
 
     /// Calls `f` while the CPUs `which` have no access to the values that are [`REVOKED`], or [`REVOKED_APART`]. Costs
-    /// one barrier of all CPUs.
-    ///
-    /// Context: may wait, for exclusive sections only, so the caller may hold a lock of the embedder's. It is in no
-    /// section, holds no CPU, and is in no other such `f`.
+    /// one barrier of all CPUs. Context: may wait, for exclusive sections only, so the caller may hold a lock of the
+    /// embedder's. It is in no section, holds no CPU, and is in no other such `f`.
     pub(super) fn revoke<P: Platform>(
         &self,
         platform: &P,

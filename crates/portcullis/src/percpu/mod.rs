@@ -1,10 +1,10 @@
 //! Per-CPU values, each on cache lines of its own. The owner changes its value without an atomic read-modify-write.
 //!
-//! It does so in an exclusive section, during which no other caller has the value ([`BiasedLock`], [`TurnLocal`]), or,
-//! for a [`Counter`] that others only read, while it holds the CPU.
+//! For a [`BiasedLock`] or a [`TurnLocal`] it does so in an exclusive section, during which nobody else has the value;
+//! for a [`Counter`], which others only read, while it holds the CPU.
 //!
-//! Read `marks.rs` first: it has the protocol and its memory ordering. `biased_lock.rs` and `turn_local.rs` are built
-//! on it. This layer uses `addr`, `heap`, `sync` and `platform`.
+//! Read `marks.rs` first: it has the protocol and its memory ordering. This layer uses `addr`, `heap`, `sync` and
+//! `platform`.
 
 mod biased_lock;
 mod marks;
@@ -28,9 +28,8 @@ use crate::sync::{AtomicU64, Ordering};
 #[repr(align(128))]
 pub struct CachePadded<T>(pub T);
 
-/// A word that only its holder changes, with plain loads and stores.
-///
-/// A [`BiasedLock`], a [`TurnLocal`], or a lock ensures that one caller at a time changes it.
+/// A word that only its holder changes, with plain loads and stores. A [`BiasedLock`], a [`TurnLocal`], or a lock
+/// ensures that one caller at a time does.
 #[derive(Debug, Default)]
 pub struct LocalU64(AtomicU64);
 
@@ -79,10 +78,8 @@ impl<T> Deref for CachePadded<T> {
     }
 }
 
-/// One `T` for each CPU, and one more that callers without a CPU share.
-///
-/// Values share no cache lines. A `T` must tolerate shared access (`&T`): other CPUs drain the value of a CPU that was
-/// released.
+/// One `T` for each CPU, and one more that callers without a CPU share. A `T` must tolerate shared access (`&T`): other
+/// CPUs drain the value of a CPU that was released.
 #[derive(Debug)]
 pub struct PerCpu<T> {
     own: Box<[CachePadded<T>]>,
@@ -90,7 +87,7 @@ pub struct PerCpu<T> {
 }
 
 impl<T> PerCpu<T> {
-    /// Makes `cpus` values and the shared one by `make`. Context: allocates; for set-up.
+    /// Makes `cpus` values and the shared one. Context: allocates; for set-up.
     ///
     /// # Errors
     /// [`OutOfMemory`].
@@ -98,10 +95,7 @@ impl<T> PerCpu<T> {
         Ok(Self { own: slice(cpus, |_| Ok(CachePadded(make())))?, shared: CachePadded(make()) })
     }
 
-    /// As [`new`](Self::new), in `place`, for values that are too large for a stack.
-    ///
-    /// # Errors
-    /// [`OutOfMemory`]; nothing is in the place then.
+    /// As [`new`](Self::new), in `place`, for values that are too large for a stack. After an error the place is empty.
     pub(crate) fn make_in(
         place: &mut MaybeUninit<Self>,
         cpus: usize,
@@ -138,9 +132,8 @@ impl<T> PerCpu<T> {
     }
 }
 
-/// A per-CPU count in a [`PerCpu`], summed when it is read.
-///
-/// The CPU's holder adds with a load and a store. Callers without a CPU share one word and pay for an atomic addition.
+/// A per-CPU count in a [`PerCpu`], summed when it is read. The CPU's holder adds with a load and a store. Callers
+/// without a CPU share one word and pay for an atomic addition.
 #[derive(Debug, Default)]
 pub struct Counter(AtomicU64);
 

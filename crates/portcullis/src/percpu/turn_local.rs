@@ -1,5 +1,5 @@
-//! Per-CPU values that share section flags: one exclusive section ([`Turn`]) gives access to several values. One caller
-//! at a time has a value, as with a [`BiasedLock`](super::BiasedLock).
+//! Per-CPU values that share section flags: one exclusive section ([`Turn`]) gives access to several values. At any
+//! time at most one caller has access to a value, as with a [`BiasedLock`](super::BiasedLock).
 
 use alloc::boxed::Box;
 use core::mem::MaybeUninit;
@@ -20,8 +20,8 @@ pub struct TurnLocal<T, const APART: bool = false> {
 }
 
 impl<T> TurnLocal<T> {
-    /// Makes a value for each of the first `cpus` CPUs that have `marks`. `make` is given the CPU's number.
-    /// Context: allocates; for set-up.
+    /// Makes a value for each of the first `cpus` CPUs that have `marks`; `make` gets the CPU's number. Context:
+    /// allocates; for set-up.
     ///
     /// # Errors
     /// [`OutOfMemory`], also where `make` returns it.
@@ -100,9 +100,9 @@ impl<T, const APART: bool> TurnLocal<T, APART> {
         Some(f(&turn, self.of_own(&turn)))
     }
 
-    /// Calls `f` with each CPU's number and value (or with those of the CPU `only`), one after the other, with
-    /// exclusive access. Meanwhile the owners have no access to any value of the marks, or, where these values are
-    /// [revoked separately](Self::apart_in), to these.
+    /// Calls `f` with the number and value of each CPU, or of the CPU `only`, one after the other. Meanwhile the owners
+    /// have no access to any value of the marks, or, where these values are [revoked separately](Self::apart_in), to
+    /// these.
     ///
     /// Costs one barrier of all CPUs. Context: waits for each owner's exclusive section to end. Not inside a section,
     /// or another such call, of the same marks; not with a CPU lent; not in an interrupt handler.
@@ -127,7 +127,7 @@ impl<T, const APART: bool> TurnLocal<T, APART> {
         });
     }
 
-    /// Waits until the exclusive sections that CPUs below `end` began before the call are over, without a revocation.
+    /// Waits, without a revocation, until the exclusive sections that CPUs below `end` began before the call are over.
     /// The caller sees what these sections did, and what their CPUs did before; later sections see what the caller did
     /// before the call.
     ///

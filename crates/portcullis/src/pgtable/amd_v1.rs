@@ -10,14 +10,14 @@
 //!
 //! NL, "next level", is the level of the table to which the entry leads: any level below the entry's, as long as the
 //! skipped bits of the I/O virtual address are 0. Two values make a leaf: 0 one of the level's own size, 7 one of a
-//! larger size that is smaller than the next level's. The address holds such a size: the bits from 12 up are set below
-//! a clear bit, and a page is twice as large as that bit says. (A clear bit 12 means 8 KiB; a clear bit 13 above a set
-//! bit 12, 16 KiB.) All entries of such a page are the same.
+//! larger size that is smaller than the next level's. The address encodes such a size: the bits from 12 up are set
+//! below a clear bit, and a page is twice as large as that bit says (clear bit 12: 8 KiB; clear bit 13 above a set bit
+//! 12: 16 KiB). All entries of such a page are the same.
 //!
-//! What an entry keeps of the [`Attributes`]: IR and IW are the permissions; hardware requires them in tables, too,
-//! where they are always set. FC, which makes accesses coherent whatever the device says, is [`Attributes::snoop`].
-//! Memory types, privilege and execution are not kept. A and D matter only where the device-table entry turns them on,
-//! U (for ATS) and PMC (page migration) are not used: all are clear.
+//! What an entry keeps of the [`Attributes`]: IR and IW are the permissions; tables always have both set, as hardware
+//! requires. FC, which makes accesses coherent whatever the device says, is [`Attributes::snoop`]. Memory types,
+//! privilege and execution are not kept. A and D matter only where the device-table entry turns them on, U (for ATS)
+//! and PMC (page migration) are not used: all are clear.
 
 use super::error::check;
 use super::format::{Attributes, Entry, Format, Layout, LeafSize};
@@ -29,7 +29,7 @@ use crate::setup::SetupError;
 const PRESENT: u64 = 1 << 0;
 const NEXT_LEVEL: u64 = 7 << 9;
 const NEXT_LEVEL_SHIFT: u32 = 9;
-/// The value of [`NEXT_LEVEL`] for a leaf whose address holds its size.
+/// [`NEXT_LEVEL`] of a leaf whose address holds its size.
 const SIZE_IN_ADDRESS: u64 = 7 << NEXT_LEVEL_SHIFT;
 const FORCE_COHERENT: u64 = 1 << 60;
 const READ: u64 = 1 << 61;
@@ -39,7 +39,7 @@ const ADDRESS: u64 = 0x000f_ffff_ffff_f000;
 /// Each level has its own size and eight more above it.
 const SIZES_PER_LEVEL: usize = 9;
 
-/// The number of lowest levels that may have leaves. Hardware has a bug with pages of 512 GiB, so Linux masks that size
+/// Lowest levels that may have leaves. Hardware has a bug with pages of 512 GiB, so Linux masks that size
 /// (`drivers/iommu/amd`, `AMD_IOMMU_PGSIZES`), and this layout does not offer it.
 const LEAF_LEVELS: usize = 3;
 
@@ -54,9 +54,8 @@ static SIZES: [LeafSize; LEAF_LEVELS * SIZES_PER_LEVEL] = {
     sizes
 };
 
-/// AMD's host tables: 1 to 6 levels for 12 bits and 9 for each level, but 63 for 6 levels.
-///
-/// (Six levels could translate all 64 bits, but an [`IovaRange`](crate::addr::IovaRange) cannot hold as much.)
+/// AMD's host tables: 1 to 6 levels for 12 bits and 9 for each level, but 63 for 6 levels. (They could translate all 64
+/// bits, but an [`IovaRange`](crate::addr::IovaRange) cannot hold as much.)
 ///
 /// ```
 /// use portcullis::prelude::*;
@@ -71,11 +70,10 @@ pub struct AmdV1 {
 }
 
 impl AmdV1 {
-    /// Makes the layout of tables of `levels` levels, with leaves at the lowest `large` levels (1: every power of two
-    /// from 4 KiB to 1 MiB; 2: and to 512 MiB; 3: and to 256 GiB), for hardware with `address_bits` bits of physical
-    /// addresses, at most 52. The root has only leaves of one entry, as contiguous PTEs are split by replacing their
-    /// table, and the root cannot be replaced. So if all of 1, 2 or 3 levels have leaves, the largest is 4 KiB, 2 MiB
-    /// or 1 GiB.
+    /// The layout of `levels` levels, with leaves at the lowest `large` levels (1: every power of two from 4 KiB to 1
+    /// MiB; 2: and to 512 MiB; 3: and to 256 GiB), for hardware with `address_bits` bits of physical addresses, at most
+    /// 52. The root has only leaves of one entry, as contiguous PTEs are split by replacing their table, and the root
+    /// cannot be replaced. So if all of 1, 2 or 3 levels have leaves, the largest is 4 KiB, 2 MiB or 1 GiB.
     ///
     /// # Errors
     /// [`SetupError::Levels`], [`SetupError::LeafLevels`], [`SetupError::AddressBits`].
@@ -86,24 +84,23 @@ impl AmdV1 {
         }
     }
 
-    /// Makes the layout of three levels, for 39 bits, with every size of page that such tables have and 52 bits of
-    /// physical addresses.
+    /// Three levels, for 39 bits, with every size of page that such tables have and 52 bits of physical addresses.
     pub const fn three_level() -> Self {
         Self::of(3)
     }
 
-    /// Makes the layout of four levels, for 48 bits, with pages of every power of two from 4 KiB to 256 GiB and 52 bits
-    /// of physical addresses.
+    /// Four levels, for 48 bits, with pages of every power of two from 4 KiB to 256 GiB and 52 bits of physical
+    /// addresses.
     pub const fn four_level() -> Self {
         Self::of(4)
     }
 
-    /// Makes the layout of five levels, for 57 bits, with the pages of [`four_level`](Self::four_level).
+    /// Five levels, for 57 bits, with the pages of [`four_level`](Self::four_level).
     pub const fn five_level() -> Self {
         Self::of(5)
     }
 
-    /// Makes the layout of six levels, for 63 bits, with the pages of [`four_level`](Self::four_level).
+    /// Six levels, for 63 bits, with the pages of [`four_level`](Self::four_level).
     pub const fn six_level() -> Self {
         Self::of(6)
     }
@@ -112,17 +109,16 @@ impl AmdV1 {
         Self { levels, large: LEAF_LEVELS as u32, last_phys: PhysAddr::new((1 << 52) - 1) }
     }
 
-    /// Returns the Mode field for tables of this layout: bits 11:9 of a device table entry (section 2.2.2 "Device
-    /// Table"), the number of levels.
+    /// The Mode field: bits 11:9 of a device table entry (section 2.2.2 "Device Table"), the number of levels.
     pub const fn mode(&self) -> u32 {
         self.levels
     }
 
-    /// Returns the binary logarithm of the size of the leaf to which `entry` of a table of `level` belongs.
+    /// The binary logarithm of the size of the leaf to which `entry` of a table of `level` belongs.
     #[inline]
     fn leaf_shift(&self, entry: u64, level: u32) -> u32 {
         if entry & NEXT_LEVEL == SIZE_IN_ADDRESS {
-            // The bit above the address ends the search if the entry makes no sense.
+            // Bit 52 stops the search if all address bits are set, which is invalid.
             13 + ((!entry & ADDRESS | 1 << 52) >> 12).trailing_zeros()
         } else {
             self.shift(level)

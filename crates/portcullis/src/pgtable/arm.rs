@@ -26,7 +26,7 @@
 //!
 //! And stage 2:
 //! - S2AP has one bit each for reading and for writing.
-//! - Memory types are MemAttr, as it is read where S2FWB is 0.
+//! - MemAttr holds the memory type, in the encoding for S2FWB = 0.
 //! - XN is set unless execution is allowed. Privilege is not kept.
 //!
 //! In both, ordinary cached memory is inner shareable and the rest outer shareable, AF is preset, DBM is not used, and
@@ -87,9 +87,9 @@ pub struct Arm<const GRANULE: u32> {
 }
 
 impl<const GRANULE: u32> Arm<GRANULE> {
-    /// Makes the layout of stage-1 tables for `input_bits` bits, at least 25, and hardware with `address_bits` bits of
-    /// physical addresses, at least 32. Both are at most 48, or 52 with the 64 KiB granule. It has as few levels as
-    /// possible, but with the 4 KiB granule at least two.
+    /// Stage-1 tables for `input_bits` bits, at least 25, and hardware with `address_bits` bits of physical addresses,
+    /// at least 32. Both are at most 48, or 52 with the 64 KiB granule. As few levels as possible, but at least two
+    /// with the 4 KiB granule.
     ///
     /// # Errors
     /// [`SetupError::AddressBits`], for the physical bits, or else for the bits to be translated.
@@ -97,8 +97,8 @@ impl<const GRANULE: u32> Arm<GRANULE> {
         Self::new(Stage::One, input_bits, address_bits, address_bits)
     }
 
-    /// Makes the layout of stage-1 tables for 48 bits, and 48 bits of physical addresses: four levels with the 4 KiB
-    /// and the 16 KiB granule, three with the 64 KiB granule.
+    /// Stage-1 tables for 48 bits, and 48 bits of physical addresses: four levels with the 4 KiB and the 16 KiB
+    /// granule, three with the 64 KiB granule.
     ///
     /// ```
     /// use portcullis::prelude::*;
@@ -122,14 +122,13 @@ impl<const GRANULE: u32> Arm<GRANULE> {
     const fn of_48_bits(stage: Stage) -> Self {
         match Self::new(stage, 48, 48, 48) {
             Ok(layout) => layout,
-            // 48 bits are within every limit of `new`.
             Err(_) => unreachable!(),
         }
     }
 
-    /// As [`stage_1`](Self::stage_1), of stage 2, which translates no more bits than there are physical ones (for
-    /// exceptions see [`stage_2_with_ias`](Self::stage_2_with_ias)). The root may be up to 16 concatenated tables,
-    /// where that saves a level.
+    /// As [`stage_1`](Self::stage_1), of stage 2, which translates no more bits than there are physical ones
+    /// (exceptions: [`stage_2_with_ias`](Self::stage_2_with_ias)). The root may be up to 16 concatenated tables, where
+    /// that saves a level.
     ///
     /// # Errors
     /// As [`stage_1`](Self::stage_1).
@@ -178,14 +177,14 @@ impl<const GRANULE: u32> Arm<GRANULE> {
         Ok(Self { stage, levels, input_bits, sizes, last_phys: PhysAddr::new((1 << address_bits) - 1) })
     }
 
-    /// Returns T0SZ, 64 less the bits that are translated: in stage 1 CD.T0SZ (SMMUv3, IHI 0070, section 5.4 "Context
+    /// T0SZ, 64 less the bits that are translated: in stage 1 CD.T0SZ (SMMUv3, IHI 0070, section 5.4 "Context
     /// Descriptor") or `TCR_EL1`.T0SZ, in stage 2 STE.S2T0SZ (section 5.2 "Stream Table Entry") or `VTCR_EL2`.T0SZ.
     pub const fn t0sz(&self) -> u32 {
         64 - self.input_bits
     }
 
-    /// Returns the code of the granule: in stage 1 CD.TG0, in stage 2 STE.S2TG (the same sections of IHI 0070; TG0 of
-    /// `TCR_EL1` and of `VTCR_EL2`). 0 stands for 4 KiB, 1 for 64 KiB, 2 for 16 KiB.
+    /// The granule's code: in stage 1 CD.TG0, in stage 2 STE.S2TG (the same sections of IHI 0070; TG0 of `TCR_EL1` and
+    /// of `VTCR_EL2`). 0 stands for 4 KiB, 1 for 64 KiB, 2 for 16 KiB.
     pub const fn tg0(&self) -> u32 {
         match GRANULE {
             12 => 0,
@@ -194,9 +193,9 @@ impl<const GRANULE: u32> Arm<GRANULE> {
         }
     }
 
-    /// Returns the level at which hardware starts the walk of stage 2, as STE.S2SL0 and `VTCR_EL2`.SL0 give it; `None` in
-    /// stage 1, where T0SZ alone decides. With the 4 KiB granule 0 stands for the manual's level 2, with the others for
-    /// its level 3; each more starts one level higher (DDI 0487, section D8.2 "Translation process").
+    /// The level at which hardware starts the walk of stage 2, as STE.S2SL0 and `VTCR_EL2`.SL0 give it; `None` in stage
+    /// 1, where T0SZ alone decides. With the 4 KiB granule 0 stands for the manual's level 2, with the others for its
+    /// level 3; each more starts one level higher (DDI 0487, section D8.2 "Translation process").
     pub const fn sl0(&self) -> Option<u32> {
         match self.stage {
             Stage::One => None,
@@ -205,8 +204,8 @@ impl<const GRANULE: u32> Arm<GRANULE> {
         }
     }
 
-    /// Returns the code of the smallest size of physical addresses that holds all of the layout's: in stage 1 CD.IPS, in
-    /// stage 2 STE.S2PS (the same sections of IHI 0070; `TCR_EL1`.IPS and `VTCR_EL2`.PS). 0 to 6 stand for 32, 36, 40, 42,
+    /// The code of the smallest size of physical addresses that holds all of the layout's: in stage 1 CD.IPS, in stage
+    /// 2 STE.S2PS (the same sections of IHI 0070; `TCR_EL1`.IPS and `VTCR_EL2`.PS). 0 to 6 stand for 32, 36, 40, 42,
     /// 44, 48 and 52 bits. Hardware may be given any larger one that it has.
     pub const fn ps(&self) -> u32 {
         match u64::BITS - self.last_phys.get().leading_zeros() {
@@ -220,7 +219,7 @@ impl<const GRANULE: u32> Arm<GRANULE> {
         }
     }
 
-    /// Returns whether the tables are of stage 2.
+    /// Whether the tables are of stage 2.
     pub const fn is_stage_2(&self) -> bool {
         matches!(self.stage, Stage::Two)
     }
@@ -233,7 +232,6 @@ impl<const GRANULE: u32> Arm<GRANULE> {
         }
     }
 
-    /// Returns the run of the leaf to which `entry` of a table of `level` belongs.
     #[inline]
     const fn run(entry: u64, level: u32) -> u32 {
         match (GRANULE, level) {
@@ -244,7 +242,6 @@ impl<const GRANULE: u32> Arm<GRANULE> {
         }
     }
 
-    /// Returns the bits for a memory type, with its shareability.
     #[inline]
     const fn memory(&self, memory: Memory) -> u64 {
         match (self.stage, memory) {
@@ -260,7 +257,6 @@ impl<const GRANULE: u32> Arm<GRANULE> {
     /// The address bits that stay in their places.
     const LOW: u64 = (1 << 48) - (1 << GRANULE);
 
-    /// Returns an address as an entry holds it.
     #[inline]
     const fn encode(address: PhysAddr) -> u64 {
         let high = if GRANULE == 16 { address.get() >> 36 & 0xf000 } else { 0 };
@@ -354,7 +350,7 @@ unsafe impl<const GRANULE: u32> Format for Arm<GRANULE> {
         match (entry & (VALID | TABLE), level) {
             (3, 1) => Entry::Leaf { run },
             (3, _) => Entry::Table { table: PhysAddr::new(Self::address(entry)), level: level - 1 },
-            // Level 1 has no blocks: hardware takes one as absent.
+            // Level 1 has no blocks: the encoding is reserved there, and hardware treats it as invalid.
             (1, 2..) => Entry::Leaf { run },
             _ => Entry::Absent,
         }

@@ -1,5 +1,6 @@
-//! Map and unmap, as the owner of a page table calls them. No call changes a translation outside its range, and none
-//! holds a CPU for more than a bounded number of entries.
+//! Map and unmap, as the owner of a page table calls them. No call changes what an address outside its range translates
+//! to; only a split may make accesses to the rest of the large page, or of its table, fault for a while (`split.rs`,
+//! `replace.rs`). Each call holds a CPU for a bounded number of entries only.
 
 use super::error::MapError;
 use super::format::{Attributes, Format, Layout, LeafSize};
@@ -20,28 +21,26 @@ pub struct Unmapped {
     /// split (no memory, an unconfirmed invalidation, or another platform than the table's), parts of granules, and
     /// parts of a mapping that a mapper removes only as a whole.
     pub kept: u64,
-    /// The range that an invalidation must cover for `bytes` to be out of reach: the requested range, and the whole of
-    /// each large page that was split, now or earlier, and of which it covers a part. If less than the range was found,
-    /// although all of it had been mapped, another caller has removed the rest. That may have been a part of a large
-    /// page of which no trace is left: then everything must be invalidated, unless the caller that removed it ensures
-    /// that.
+    /// The range to invalidate for `bytes` to be out of reach: the requested range, and the whole of each large page
+    /// that was split, now or earlier, and of which it covers a part. If `bytes` is less than a range that was all
+    /// mapped, another caller has removed the rest, possibly part of a large page whose extent the tables no longer
+    /// show. Then everything must be invalidated, unless that caller does it.
     pub stale: IovaRange,
 }
 
 impl Unmapped {
-    /// Makes the result of an unmap that removed `bytes` of `range`. For mappers that split no pages.
+    /// The result of an unmap that removed `bytes` of `range`, for mappers that split no pages.
     pub const fn of(range: IovaRange, bytes: u64) -> Self {
         Self { bytes, kept: 0, stale: range }
     }
 }
 
-/// The number of granules that a call maps with one CPU before it returns the CPU. Each costs at most a walk. The last
-/// run, of up to a frame of entries, may exceed this number.
+/// Granules that a call maps before it returns the CPU. Each costs at most a walk. The last run, of up to a frame of
+/// entries, may exceed this number.
 const PAGES_AT_ONCE: u64 = 4096;
 
 enum Pause {
     Done,
-    /// The call has held the CPU for long enough.
     TimeSlice,
     Obstacle(Obstacle),
 }
@@ -53,7 +52,6 @@ enum Stop {
 
 impl<F: Frames, X: Format> PageTable<F, X> {
     /// Maps `range` to the memory at `phys`, with the largest pages that alignment and size allow at each address.
-    ///
     /// Costs one walk for each lowest table and one store for each entry.
     ///
     /// Context: allocates missing tables. Waits only for another CPU that changes a table on the way: for the first
@@ -61,9 +59,9 @@ impl<F: Frames, X: Format> PageTable<F, X> {
     /// while the table is replaced to split contiguous PTEs, which takes until hardware has forgotten it.
     ///
     /// # Errors
-    /// [`MapError`]: this call maps nothing of the range. If there is a range beside the error, the call had entered
-    /// that much before it failed, and has removed it again. A device may have used those pages meanwhile, so they need
-    /// an invalidation before the range is used again.
+    /// [`MapError`]: this call maps nothing of the range. A range beside the error is what the call had entered before
+    /// it failed, and has removed again. A device may have used those pages meanwhile, so they need an invalidation
+    /// before the range is used again.
     ///
     /// # Safety
     /// 1. **The memory is the caller's to open to every device that this table translates for, as long as it is
@@ -97,8 +95,8 @@ impl<F: Frames, X: Format> PageTable<F, X> {
         self.map_from(platform, range, 0, [(phys, range.len())], attributes)
     }
 
-    /// Maps `range` to the pieces of memory in `list`, each with its length, one after the other. As
-    /// [`map`](Self::map); pieces in one lowest table share a walk.
+    /// As [`map`](Self::map), to the pieces of memory in `list`, each with its length, one after the other. Pieces in
+    /// one lowest table share a walk.
     ///
     /// # Errors
     /// As [`map`](Self::map); [`MapError::Length`] if the pieces together are not as long as the range.
@@ -137,7 +135,7 @@ impl<F: Frames, X: Format> PageTable<F, X> {
                 if piece.1 == 0 {
                     let next = list.next().ok_or(Stop::Error(MapError::Length { range, list: done }))?;
                     if next.1 == 0 {
-                        // An empty piece ends the slice, as the list may go on with any number of them.
+                        // An empty piece ends the time slice, as any number of them may follow.
                         return Ok(false);
                     }
                     piece = self.piece(next, range, done)?;
@@ -178,7 +176,6 @@ impl<F: Frames, X: Format> PageTable<F, X> {
         Err(self.undo(platform, range, done, stop))
     }
 
-    /// Checks a piece of memory for `range`, of which `done` bytes are mapped.
     #[inline]
     fn piece(&self, (phys, len): (PhysAddr, u64), range: IovaRange, done: u64) -> Result<(u64, u64), Stop> {
         let granule = self.granule();
@@ -206,9 +203,9 @@ impl<F: Frames, X: Format> PageTable<F, X> {
     ) -> (MapError, Option<IovaRange>) {
         let undone = IovaRange::new(range.start(), done).ok();
         if let Some(entered) = undone {
-            // The call's own pages lie inside the range, so this needs no split. A part that is kept belongs to another
-            // caller's large page, mapped after another CPU had removed some of them against the rules. The call's
-            // entries were free before, so no larger page around them is cached any more.
+            // The call's own pages lie inside the range, so this needs no split. If a part is kept, it belongs to
+            // another caller's large page, which was mapped after another CPU had unmapped some of this call's pages
+            // against the rules. The call's entries were free before, so no larger page around them is cached any more.
             let _ = self.unmap_all(platform, entered, &mut |_| false);
         }
         let error = match stop {
@@ -222,12 +219,12 @@ impl<F: Frames, X: Format> PageTable<F, X> {
         (error, undone)
     }
 
-    /// Clears every entry of `range`. Splits a large page of which the range covers only a part. Without memory for
-    /// that the page stays, and is counted as [kept](Unmapped::kept), like a granule of which the range covers only a
-    /// part.
+    /// Clears every entry of `range`. Cannot fail. Splits a large page of which the range covers only a part. Without
+    /// memory for that the page stays, and is counted as [kept](Unmapped::kept), like a granule of which the range
+    /// covers only a part.
     ///
     /// The hardware may use what it has cached until the [stale](Unmapped::stale) range is invalidated. Costs one walk
-    /// for each lowest table and one store for each entry; a hole costs one step for each missing table. Cannot fail.
+    /// for each lowest table and one store for each entry; a hole costs one step for each missing table.
     ///
     /// `invalidate` makes the hardware forget a range, paging structures included, and returns whether that worked. It
     /// is called with no CPU held, and only to split contiguous PTEs, or a page of a format with break-before-make. It
@@ -241,8 +238,8 @@ impl<F: Frames, X: Format> PageTable<F, X> {
     /// # Safety
     /// 1. **`invalidate` returns `true` only if hardware has forgotten the range**: no IOMMU that walks this table, and
     ///    no device TLB, uses a translation or a table of the range any more that it read before the call, and every
-    ///    access that did is complete. A table is freed on that word. (An `invalidate` that always returns `false` is
-    ///    sound.)
+    ///    access that did is complete. A table is freed because of that. (An `invalidate` that always returns `false`
+    ///    is sound.)
     #[inline]
     pub unsafe fn unmap<P: Platform>(
         &self,
@@ -304,7 +301,6 @@ impl<F: Frames, X: Format> PageTable<F, X> {
                 }
             };
             let forget = &mut |start, len| IovaRange::new(Iova::new(start), len).is_ok_and(&mut *invalidate);
-            // A part of a granule cannot be removed.
             let is_smallest = page.size == LeafSize { level: 1, run: 0 };
             let mut split = |at| match page.size.run {
                 1.. if !X::BREAK_BEFORE_MAKE => self.split_run(platform, at, forget),

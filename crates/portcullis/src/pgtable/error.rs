@@ -1,11 +1,9 @@
-//! The errors of page tables, and the checks of a layout's dimensions. A mapping that fails leaves
-//! no entry of its own in the tables.
+//! The errors of page tables, and the checks of a layout's dimensions.
 
 use crate::addr::{Iova, IovaRange, PageSize, PhysAddr};
 use crate::setup::SetupError;
 
-/// Returns how many of the lowest `large` levels (leaves of 4 KiB, 2 MiB and 1 GiB) have leaves up to `largest`; at
-/// least 1.
+/// How many of the lowest `large` levels (leaves of 4 KiB, 2 MiB and 1 GiB) have leaves up to `largest`; at least 1.
 pub(super) const fn levels_up_to(large: u32, largest: PageSize) -> u32 {
     let most = match largest.shift() {
         ..21 => 1,

@@ -1,8 +1,6 @@
 //! The fast paths of map and unmap: one walk and some stores, in one exclusive section. They change everything or
-//! nothing, and never allocate or wait.
-//!
-//! They leave the other cases to the slow paths: a missing table, contiguous PTEs, a large page that must be split, an
-//! entry in use.
+//! nothing, and never allocate or wait. The slow paths do the rest: a missing table, contiguous PTEs, a large page that
+//! must be split, an entry in use.
 
 use super::format::{Attributes, Entry, Format, LeafSize};
 use super::map::{ADDRESS_BITS, store};
@@ -45,7 +43,7 @@ impl<F: Frames, X: Format> PageTable<F, X> {
     ///
     /// # Safety
     /// As for [`map`](Self::map).
-    // Always: whether the compiler does it by itself depends on the folder that the sources are in, and costs 24 instructions.
+    // `always`: otherwise inlining depends on the path of the sources, and a call costs 24 instructions.
     #[inline(always)]
     pub unsafe fn map_in(
         &self,
@@ -71,8 +69,8 @@ impl<F: Frames, X: Format> PageTable<F, X> {
     /// all of them are granules in one frame of a lowest table, each piece is shorter than the next larger page, and no
     /// multiple of 256 TiB lies between their memory.
     ///
-    /// Goes through the list twice, if it has no more pieces than granules, and these are no more than a frame has
-    /// entries.
+    /// Iterates over the list twice; returns `false` at once if it has more pieces than granules, or more granules than
+    /// a frame has entries.
     ///
     /// # Safety
     /// 1. As for [`map`](Self::map), for each piece.
@@ -90,8 +88,8 @@ impl<F: Frames, X: Format> PageTable<F, X> {
         let granules = len >> X::GRANULE_SHIFT;
         let fits = granules <= TABLE_ENTRIES as u64 && list.len() as u64 <= granules;
         let Some((first, _)) = list.clone().next().filter(|_| fits) else { return false };
-        // Unions of bits: of the pieces' ends, of where these differ from the first, and of the lengths. The union of
-        // lengths reaches `second`, a power of two, just where one length does.
+        // ORs: of the pieces' ends, of their differences from the first piece, and of the lengths. The OR of the
+        // lengths reaches `second`, a power of two, exactly if one length does.
         let (mut ends, mut others, mut lens, mut total) = (0, 0, 0, 0_u64);
         for (phys, len) in list.clone() {
             let phys = phys.get();
@@ -114,8 +112,8 @@ impl<F: Frames, X: Format> PageTable<F, X> {
     /// granules in one frame of a lowest table, all of them mapped; no part of a page that was split. Returns whether
     /// it did. If not, nothing is changed, and [`unmap`](Self::unmap) does the work.
     ///
-    /// Hardware may then still hold leaves of `range`, and nothing else of it. Costs one walk, two stores for the
-    /// section, a load and a store for each entry. Context: any that holds a CPU; never allocates or waits.
+    /// Hardware may then still hold leaves of `range`, and nothing else of it. Cost and context: as
+    /// [`map_fast`](Self::map_fast).
     ///
     /// # Safety
     /// 1. `cpu` is one that `platform` has lent.
@@ -140,14 +138,14 @@ impl<F: Frames, X: Format> PageTable<F, X> {
         self.lowest(near, iova, Self::CLOSED).is_some_and(|at| self.clear_granules(at, len))
     }
 
-    /// Returns whether addresses and lengths are multiples of the granule; `bits` is the union of their bits.
+    /// Whether addresses and lengths are multiples of the granule; `bits` is their OR.
     #[inline]
     pub(super) const fn are_whole(bits: u64) -> bool {
         bits & ((1 << X::GRANULE_SHIFT) - 1) == 0
     }
 
-    /// Returns the union of the bits of the addresses of the first and the last granule of `len` bytes at `start`. It
-    /// has stray bits if `start` or `len` is no multiple of the granule.
+    /// The OR of the addresses of the first and the last granule of `len` bytes at `start`. It has stray bits if
+    /// `start` or `len` is no multiple of the granule.
     #[inline]
     const fn ends(start: u64, len: u64) -> u64 {
         start | start.wrapping_add(len.wrapping_sub(1 << X::GRANULE_SHIFT))
@@ -175,8 +173,8 @@ impl<F: Frames, X: Format> PageTable<F, X> {
         is_entered
     }
 
-    /// Enters the granules of a list, `len` bytes in all, as [`enter_granules`](Self::enter_granules) does. The
-    /// addresses of all of them agree with `first` from bit 48 on.
+    /// As [`enter_granules`](Self::enter_granules), for a list of `len` bytes in all. All addresses agree with `first`
+    /// from bit 48 on.
     #[inline]
     fn enter_list(
         &self,

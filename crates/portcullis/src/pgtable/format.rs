@@ -1,7 +1,5 @@
-//! The seam between the engine and the layouts of page tables. The engine follows an entry to a table only if the
-//! format has made it lead there.
-//!
-//! A layout file holds bits and no behaviour. The engine walks, allocates and synchronises.
+//! What a page-table format implements for the engine. The engine follows an entry to a table only if the format has
+//! made it lead there. A layout file holds bits and no behaviour; the engine walks, allocates and synchronises.
 //!
 //! Levels count from the leaves: 1 is the lowest, and [`Format::levels`] is the root's. (Arm's manual counts from the
 //! root, and ends at 3.)
@@ -24,10 +22,8 @@ pub enum Memory {
     Device,
 }
 
-/// What a translation allows, and how devices access the memory through it.
-///
-/// A format drops attributes that it has no bits for. Each layout documents what it keeps, and [`Layout::kept`] returns
-/// it.
+/// What a translation allows, and how devices access the memory through it. A format drops attributes that it has no
+/// bits for: [`Layout::kept`] returns the rest.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Attributes {
     /// What the device may do.
@@ -85,10 +81,8 @@ pub enum Entry {
     },
 }
 
-/// A page-table format of some hardware: the layout of its entries and the widths of its addresses.
-///
-/// The library has the formats of today's hardware. The author of another one needs `Entry` and `LeafSize`, and so the
-/// feature `parts`.
+/// A page-table format of some hardware: the layout of its entries and the widths of its addresses. The author of one
+/// needs `Entry` and `LeafSize`, and so the feature `parts`.
 ///
 /// The functions are pure, and are called for every entry, so each should take a few instructions. The engine passes
 /// only levels and runs that the format has, and addresses that are aligned and at most [`last_phys`](Self::last_phys).
@@ -115,15 +109,14 @@ pub unsafe trait Format: Copy + Debug + Send + Sync + 'static {
     /// The binary logarithm of the smallest page, and of the size of a table below the root.
     const GRANULE_SHIFT: u32;
 
-    /// The *busy bit*, which hardware ignores in the entry of a table: another CPU takes the table out of its place,
-    /// replaces it, or has not shown it to the hardware yet. By itself it is a
+    /// The *busy bit*, which hardware ignores in the entry of a table: another CPU is removing or replacing the table,
+    /// or has not yet shown it to the hardware. An entry with only this bit is a
     /// [break-before-make](Self::BREAK_BEFORE_MAKE) placeholder.
     const MARK: u64;
 
     /// Another bit that hardware ignores in the entry of a table: the table took the place of a large page. Until the
-    /// table is reclaimed, hardware may still hold the page as a whole, so an unmap of a part of it invalidates the
-    /// whole page. 0 if the format needs [break-before-make](Self::BREAK_BEFORE_MAKE), which invalidates the page
-    /// first.
+    /// table is reclaimed, hardware may still hold the page as a whole, so an unmap of a part invalidates the whole
+    /// page. 0 with [break-before-make](Self::BREAK_BEFORE_MAKE), which invalidates the page first.
     const SPLIT: u64;
 
     /// The hardware follows an entry if any of these bits is set, and ignores the rest of an entry that has none. The
@@ -138,49 +131,47 @@ pub unsafe trait Format: Copy + Debug + Send + Sync + 'static {
 
     /// The architecture requires break-before-make: an entry is cleared and invalidated before one of another size
     /// takes its place, so a large page cannot be split in use. Elsewhere the engine splits contiguous PTEs in a copy
-    /// of their table, which then takes the table's place. The root has no place, so it should offer no contiguous
-    /// PTEs.
+    /// of their table, which replaces the table. The root cannot be replaced, so it should offer no contiguous PTEs.
     const BREAK_BEFORE_MAKE: bool;
 
     /// Returns the name by which the command line knows the format.
     fn name(&self) -> &'static str;
 
-    /// Returns how many levels there are.
+    /// The number of levels.
     fn levels(&self) -> u32;
 
-    /// Returns the number of address bits that the tables translate. It decides the size of the root, which is smaller
-    /// than other tables, or larger if hardware concatenates several.
+    /// The number of address bits that the tables translate. It decides the size of the root, which is smaller than
+    /// other tables, or larger if hardware concatenates several.
     fn input_bits(&self) -> u32;
 
-    /// Returns the highest physical address, for tables and pages alike.
+    /// The highest physical address, for tables and pages alike.
     fn last_phys(&self) -> PhysAddr;
 
-    /// Returns the sizes of leaves in ascending order. The first is the granule's.
+    /// The sizes of leaves in ascending order. The first is the granule's.
     fn leaf_sizes(&self) -> &'static [LeafSize];
 
-    /// Returns the first entry of a leaf of `size` for the page at `page`.
+    /// The first entry of a leaf of `size` for the page at `page`.
     fn leaf(&self, page: PhysAddr, size: LeafSize, attributes: Attributes) -> u64;
 
-    /// Returns the difference between one entry and the next: of the contiguous PTEs of one leaf if `size.run` is not
-    /// 0, and of leaves of `size` side by side. It holds for any pages whose addresses agree from bit 48 on. By default
-    /// each entry holds its own address, in its place.
+    /// The difference between one entry and the next: of the contiguous PTEs of one leaf if `size.run` is not 0, else
+    /// of adjoining leaves of `size`. It holds for any pages whose addresses agree from bit 48 on. By default each
+    /// entry holds its own address, in its place.
     #[inline]
     fn stride(&self, size: LeafSize) -> u64 {
         1 << self.shift(size.level)
     }
 
-    /// Returns the entry that leads to the table at `table`, which is one of `level`.
+    /// The entry that leads to the table at `table`, which is one of `level`.
     fn table(&self, table: PhysAddr, level: u32) -> u64;
 
-    /// Returns the meaning of `entry` in a table of `level`. [`MARK`](Self::MARK) and [`SPLIT`](Self::SPLIT) make no
+    /// The meaning of `entry` in a table of `level`. [`MARK`](Self::MARK) and [`SPLIT`](Self::SPLIT) make no
     /// difference.
     fn decode(&self, entry: u64, level: u32) -> Entry;
 
-    /// Returns the memory of the leaf to which `entry` of a table of `level` belongs: the page of the whole leaf, from
-    /// any of its entries.
+    /// The memory of the whole leaf to which `entry` of a table of `level` belongs, from any of its entries.
     fn page(&self, entry: u64, level: u32) -> PhysAddr;
 
-    /// Returns the attributes of the leaf entry `entry` in a table of `level`.
+    /// The attributes of the leaf entry `entry` in a table of `level`.
     fn attributes(&self, entry: u64, level: u32) -> Attributes;
 }
 
@@ -189,53 +180,53 @@ pub trait Layout: Format {
     /// The binary logarithm of the entries of a table below the root.
     const INDEX_BITS: u32 = Self::GRANULE_SHIFT - 3;
 
-    /// Returns the binary logarithm of the bytes that one entry of a table of `level` translates.
+    /// The binary logarithm of the bytes that one entry of a table of `level` translates.
     #[inline]
     fn shift(&self, level: u32) -> u32 {
         Self::GRANULE_SHIFT + Self::INDEX_BITS * (level - 1)
     }
 
-    /// Returns the index into a table of `level` below the root for the address `iova`.
+    /// The index into a table of `level` below the root for the address `iova`.
     #[inline]
     fn index(&self, iova: u64, level: u32) -> usize {
         (iova >> self.shift(level)) as usize & ((1 << Self::INDEX_BITS) - 1)
     }
 
-    /// Returns the binary logarithm of the root's entries.
+    /// The binary logarithm of the root's entries.
     fn root_bits(&self) -> u32 {
         self.input_bits() - self.shift(self.levels())
     }
 
-    /// Returns the number of adjoining frames of [`FRAME_SIZE`](crate::platform::FRAME_SIZE) in the root: more than one
-    /// if hardware concatenates tables there, or has larger ones. [`PageTable::new`](super::PageTable::new) makes one
-    /// call of [`Frames::alloc`](crate::platform::Frames::alloc) for them.
+    /// The number of adjoining frames of [`FRAME_SIZE`](crate::platform::FRAME_SIZE) in the root: more than one if
+    /// hardware concatenates tables there, or has larger ones. [`PageTable::new`](super::PageTable::new) gets them by
+    /// one [`Frames::alloc`](crate::platform::Frames::alloc).
     fn root_frames(&self) -> usize {
         (1_usize << self.root_bits()).div_ceil(TABLE_ENTRIES)
     }
 
-    /// Returns the number of adjoining frames in a table below the root: 1, 4 or 16 with granules of 4, 16 or 64 KiB.
+    /// The number of adjoining frames in a table below the root: 1, 4 or 16 with granules of 4, 16 or 64 KiB.
     fn table_frames(&self) -> usize {
         (1_usize << Self::INDEX_BITS).div_ceil(TABLE_ENTRIES)
     }
 
-    /// Returns what a mapping with `attributes` really gets: a format drops attributes that it has no bits for. If it
-    /// cannot allow writing without reading, it allows both.
+    /// What a mapping with `attributes` really gets: a format drops attributes that it has no bits for. If it cannot
+    /// allow writing without reading, it allows both.
     fn kept(&self, attributes: Attributes) -> Attributes {
         self.attributes(self.leaf(PhysAddr::new(0), LeafSize { level: 1, run: 0 }, attributes), 1)
     }
 
-    /// Returns the size of a leaf.
+    /// The size of a leaf.
     fn page_size(&self, size: LeafSize) -> PageSize {
         PageSize::from_shift(self.shift(size.level) + size.run)
             .unwrap_or_else(|| broken("a leaf is smaller than all addresses"))
     }
 
-    /// Returns all sizes that leaves can have.
+    /// All sizes that leaves can have.
     fn page_sizes(&self) -> PageSizes {
         self.leaf_sizes().iter().fold(PageSizes::EMPTY, |sizes, size| sizes.with(self.page_size(*size)))
     }
 
-    /// Returns the highest address that the tables translate.
+    /// The highest address that the tables translate.
     fn last_iova(&self) -> Iova {
         Iova::new(u64::MAX >> (u64::BITS - self.input_bits()))
     }

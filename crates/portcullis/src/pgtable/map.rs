@@ -8,11 +8,11 @@ use crate::addr::PhysAddr;
 use crate::platform::Frames;
 use crate::sync::{AtomicU64, Ordering};
 
-/// The number of entries that are checked together before they are written: a cache line.
+/// Entries that are checked together before they are written: a cache line.
 const LINE: usize = 1 << LINE_BITS;
 const LINE_BITS: u32 = 3;
 
-/// The number of low address bits that every format holds in one piece.
+/// Low address bits that every format holds in one piece.
 pub(super) const ADDRESS_BITS: u32 = 48;
 
 pub(super) struct Run {
@@ -46,8 +46,8 @@ impl<F: Frames, X: Format> PageTable<F, X> {
     }
 
     /// Maps as much of (`iova`, `phys`, `len`) as one frame of one table holds, in leaves of one size: the largest that
-    /// fits, as long as no larger one does. The arguments are aligned to the granule, inside the aperture, and do not
-    /// wrap; `len` is not 0. Called inside the section that `last` is of.
+    /// fits at `iova`, up to the address at which a larger one fits. The arguments are aligned to the granule, inside
+    /// the aperture, and do not wrap; `len` is not 0. Called inside the section that `last` is of.
     pub(super) fn map_run(
         &self,
         (iova, phys, len): (u64, u64, u64),
@@ -101,7 +101,8 @@ impl<F: Frames, X: Format> PageTable<F, X> {
         };
         let word = self.word(at);
         let leaf = self.format().leaf(PhysAddr::new(phys), LeafSize { level, run: 0 }, attributes);
-        // An exchange, as another caller that uses the same addresses, against the rules, may install a table.
+        // A compare-exchange, not a store: a caller that maps the same range, against the rules, may have installed a
+        // table here.
         if word.compare_exchange(0, leaf, Ordering::Release, Ordering::Relaxed).is_err() {
             return false;
         }
@@ -109,7 +110,7 @@ impl<F: Frames, X: Format> PageTable<F, X> {
         true
     }
 
-    /// Returns the level at which `len` bytes are one leaf of one entry; `bits` holds the bits of their addresses.
+    /// The level at which `len` bytes are one leaf of one entry; `bits` is the OR of their addresses.
     pub(super) fn level_of(&self, bits: u64, len: u64) -> Option<u32> {
         if bits & (len - 1) != 0 {
             None
@@ -158,7 +159,7 @@ impl<F: Frames, X: Format> PageTable<F, X> {
         let pages = (len >> (shift + size.run)).min((words.len() >> size.run) as u64) as usize;
         let words = &words[..pages << size.run];
         let stride = format.stride(size);
-        // All entries form one group if they differ by the stride; otherwise each page does.
+        // If entries differ by the stride, all form one group; otherwise each page is its own group.
         let group = if stride == 0 { 1 << size.run } else { words.len() };
         let mut done = 0;
         let mut conflict = None;
@@ -224,7 +225,6 @@ fn store_free(words: &[AtomicU64], mut value: u64, stride: u64, run: u32) -> usi
         |words: &[AtomicU64]| words.iter().fold(0, |bits, word| bits | word.load(Ordering::Relaxed)) != 0;
     let mut done = 0;
     if run <= LINE_BITS {
-        // A cache line at a time: checked as a whole, then written.
         for line in words.as_chunks::<LINE>().0 {
             if in_use(line) {
                 break;

@@ -5,8 +5,8 @@
 //! ranges take no lock: an entry is one atomic word, one compare-and-swap installs a missing table, and empty tables
 //! are freed on demand ([`PageTable::reclaim`]).
 //!
-//! Read `format.rs` (the seam), `table.rs`, `walk.rs` (memory ordering) and `calls.rs` (map and unmap) first. `fast.rs`
-//! and `near.rs` have the fast paths, `split.rs`, `replace.rs` and `reclaim.rs` the slow ones. `vtd.rs`, `x86.rs`,
+//! Read `format.rs`, `table.rs`, `walk.rs` (memory ordering) and `calls.rs` (map and unmap) first. `fast.rs` and
+//! `near.rs` have the fast paths, `split.rs`, `replace.rs` and `reclaim.rs` the slow ones. `vtd.rs`, `x86.rs`,
 //! `amd_v1.rs`, `arm.rs` and `riscv.rs` are layouts. This layer uses `addr`, `heap`, `sync`, `platform`, `percpu` and
 //! `setup`.
 

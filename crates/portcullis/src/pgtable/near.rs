@@ -11,7 +11,7 @@
 //! - The section begins after the grace period's barrier. It sees the new generation, so it uses no table that was
 //!   found before; it walks, and a CPU that sees the new generation sees the busy bits that were stored before it.
 //!
-//! So if a table is remembered under the new generation, it was found without its busy bit afterwards: it stays, or was
+//! So a table that is remembered under the new generation was found without its busy bit afterwards: it stays, or was
 //! put back, and is not among those to be freed. The next attempt to free it begins with a new generation.
 //!
 //! A CPU does not remember a table that took a large page's place ([`Format::SPLIT`]), as the fast path does not unmap

@@ -1,5 +1,5 @@
-//! Positions of entries, and the lowest tables that a CPU remembers. The users of a position ensure that it may still
-//! be used: see [`walk`](super::walk) and [`near`](super::near).
+//! Positions of entries, and the lowest tables that a CPU remembers. [`walk`](super::walk) and [`near`](super::near)
+//! say how long a position may be used.
 
 use super::format::{Format, Layout};
 use crate::addr::PhysAddr;
@@ -18,7 +18,7 @@ pub(super) struct Position {
 pub(super) struct Last {
     /// The address divided by the bytes that a lowest table translates.
     pub region: u64,
-    /// The table; if it is a root of several frames, the part of a usual table's size that has the entry.
+    /// The table; in a root of several frames, the table-sized part that holds the entry.
     pub table: PhysAddr,
 }
 
@@ -32,7 +32,6 @@ impl Last {
         Self { region: Self::region(format, iova), table }
     }
 
-    /// Returns the number of the region, translated by one lowest table, in which `iova` lies.
     #[inline]
     pub(super) fn region<X: Format>(format: &X, iova: u64) -> u64 {
         iova >> format.shift(2)
@@ -46,7 +45,7 @@ impl Last {
     }
 }
 
-/// The number of tables that a CPU remembers, direct-mapped by region.
+/// Tables that a CPU remembers, direct-mapped by region.
 const TABLES: usize = 4;
 
 #[derive(Debug, Default)]

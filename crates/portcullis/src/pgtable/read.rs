@@ -91,7 +91,7 @@ impl<F: Frames, X: Format> PageTable<F, X> {
     /// also for contiguous PTEs. A leaf of which only a part lies in `range` is returned as a whole.
     ///
     /// Tables may change meanwhile, on any CPU. A leaf that is there from the first item to the last is returned once;
-    /// one that comes or goes may be missing; each was there at some moment.
+    /// one that is mapped or unmapped meanwhile may be missing. Each returned leaf existed at some moment.
     ///
     /// Costs one step for each entry of each table. Context: allocates nothing. Holds a CPU for at most 64 leaves or
     /// frames of tables at a time, and none while the caller has an item.
@@ -121,7 +121,7 @@ impl<F: Frames, X: Format> PageTable<F, X> {
     }
 
     /// Adds the leaves from `iova` to `last` that lie in one frame of one table, up to the entry of a table, as long as
-    /// there is room. Returns the address at which to go on, or `None` if that is behind `last`. Called inside a
+    /// there is room. Returns the address at which to go on, or `None` if that is after `last`. Called inside a
     /// section.
     fn read_run(&self, iova: u64, last: u64, found: &mut Leaves) -> Option<u64> {
         let format = self.format();
@@ -152,7 +152,6 @@ impl<F: Frames, X: Format> PageTable<F, X> {
                         found.push(Leaf { range, phys, attributes });
                     }
                     end = start + len;
-                    // Skip the other entries of the leaf.
                     let others = ((end - next) >> shift) as usize - 1;
                     words = words.as_slice().get(others..).unwrap_or_default().iter();
                 }

@@ -26,10 +26,9 @@ use crate::addr::PhysAddr;
 use crate::platform::{FRAME_SIZE, Frames, Platform, TABLE_ENTRIES};
 use crate::sync::Ordering;
 
-/// The number of busy tables at a time: a CPU that waits for one waits for all of them.
+/// Busy tables at a time: a CPU that waits for one waits for all of them.
 const BATCH: usize = if cfg!(loom) { 2 } else { 16 };
 
-/// An entry that leads to an empty table.
 #[derive(Debug, Clone, Copy)]
 struct Emptied {
     at: Position,
@@ -145,13 +144,13 @@ impl<F: Frames, X: Format> PageTable<F, X> {
     /// returns whether that worked; it may wait for hardware. It must not reclaim in this table, nor split pages there.
     ///
     /// Works in rounds of up to 16 empty tables. Each round looks at the tables in the order of addresses until it has
-    /// found 16: one step for each entry of those above the lowest, and for each of a lowest one up to the first in use.
-    /// So the steps grow with the rounds times the tables. A round calls `invalidate` once and waits for two grace
+    /// found 16: one step for each entry of those above the lowest, and for each of a lowest one up to the first in
+    /// use. So the steps grow with the rounds times the tables. A round calls `invalidate` once and waits for two grace
     /// periods; a map that meets one of its tables waits for the first of these, never for hardware.
     ///
     /// Context: waits for the reclaims, and the splits of contiguous PTEs, that were called before; later ones wait for
-    /// this. So where it returns 0, others may have freed memory meanwhile. The caller holds no CPU, and is no
-    /// interrupt handler (see [`try_reclaim`](Self::try_reclaim)).
+    /// this. So even if it returns 0, another reclaim may have freed memory meanwhile. The caller holds no CPU, and is
+    /// no interrupt handler (see [`try_reclaim`](Self::try_reclaim)).
     ///
     /// # Errors
     /// The error of `invalidate`, if no table was freed before. The tables that were to be freed stay, and a later call
@@ -159,8 +158,8 @@ impl<F: Frames, X: Format> PageTable<F, X> {
     ///
     /// # Safety
     /// 1. **`invalidate` returns `Ok` only if all hardware that walks this table has forgotten everything about the
-    ///    address space**, its tables included, and every walk that began before is over. The tables are freed on that
-    ///    word, and other owners get their memory from then on.
+    ///    address space**, its tables included, and every walk that began before is over. Other owners get the tables'
+    ///    memory from then on.
     pub unsafe fn reclaim<P: Platform, E>(
         &self,
         platform: &P,
@@ -202,8 +201,8 @@ impl<F: Frames, X: Format> PageTable<F, X> {
     ) -> Result<usize, E> {
         let mut freed = 0;
         // The number of rounds is bounded, as later calls wait for this one while others make and empty tables. The
-        // tables that there were take a round for each batch, and one more for each level, whose last batch is not
-        // full.
+        // tables present at the call take one round for each batch, plus one for each level, whose last batch may not
+        // be full.
         let levels = self.format().levels();
         let rounds = self.table_bytes() / (BATCH * FRAME_SIZE as usize) + levels as usize + 1;
         for _ in 0..rounds {

@@ -17,9 +17,8 @@
 //! later. It is *parked* until hardware has confirmed that it has forgotten everything (a walk that still looks there
 //! faults until then).
 //!
-//! `taking_out` lets one CPU at a time do this, or reclaim: so no table on the way is freed meanwhile. Any of the
-//! page's entries leads here, and cleared ones stay clear: a CPU may have cleared some too late, for a mapping that had
-//! ended before.
+//! `taking_out` lets one CPU at a time do this, or reclaim: so no table on the way is freed meanwhile. `split_run` may
+//! be called for any entry of the page; [cleared ones](LargePage) stay clear.
 
 use super::format::{Entry, Format, Layout, LeafSize};
 use super::place::Position;
@@ -29,7 +28,7 @@ use crate::addr::PhysAddr;
 use crate::platform::{Frames, Platform};
 use crate::sync::{AtomicU64, Ordering};
 
-/// A table whose place a copy takes. A drop brings the table back if hardware did not confirm, or a panic unwinds.
+/// A table that a copy replaces. A drop brings the table back if hardware did not confirm, or a panic unwinds.
 struct Replacing<'a, F: Frames, X: Format, P: Platform> {
     owner: &'a PageTable<F, X>,
     platform: &'a P,
@@ -37,7 +36,7 @@ struct Replacing<'a, F: Frames, X: Format, P: Platform> {
     /// has confirmed, its old one.
     above: Position,
     entry: u64,
-    /// The position of an entry of the page.
+    /// An entry of the page.
     at: Position,
     /// The copy, once the entry leads there.
     copy: Option<PhysAddr>,

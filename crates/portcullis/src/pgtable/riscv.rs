@@ -78,28 +78,28 @@ pub struct Riscv {
 }
 
 impl Riscv {
-    /// Makes the layout of the first stage with 3 levels, for 38 bits: leaves at every level, and 56 bits of physical
-    /// addresses, which [`within`](Self::within) can limit.
+    /// First stage, 3 levels, for 38 bits: leaves at every level, and 56 bits of physical addresses, which
+    /// [`within`](Self::within) can limit.
     pub const fn sv39() -> Self {
         Self::of(Mode::Sv39)
     }
 
-    /// Makes the layout of the first stage with 4 levels, for 47 bits; the rest as [`sv39`](Self::sv39).
+    /// First stage, 4 levels, for 47 bits; the rest as [`sv39`](Self::sv39).
     pub const fn sv48() -> Self {
         Self::of(Mode::Sv48)
     }
 
-    /// Makes the layout of the first stage with 5 levels, for 56 bits; the rest as [`sv39`](Self::sv39).
+    /// First stage, 5 levels, for 56 bits; the rest as [`sv39`](Self::sv39).
     pub const fn sv57() -> Self {
         Self::of(Mode::Sv57)
     }
 
-    /// Makes the layout of the second stage with 3 levels, for 41 bits; the rest as [`sv39`](Self::sv39).
+    /// Second stage, 3 levels, for 41 bits; the rest as [`sv39`](Self::sv39).
     pub const fn sv39x4() -> Self {
         Self::of(Mode::Sv39x4)
     }
 
-    /// Makes the layout of the second stage with 4 levels, for 50 bits; the rest as [`sv39`](Self::sv39).
+    /// Second stage, 4 levels, for 50 bits; the rest as [`sv39`](Self::sv39).
     pub const fn sv48x4() -> Self {
         Self::of(Mode::Sv48x4)
     }
@@ -113,9 +113,8 @@ impl Riscv {
         Self { mode, levels, large: levels, last_phys: PhysAddr::new((1 << 56) - 1) }
     }
 
-    /// Returns the layout with leaves at the lowest `large` levels (1: 4 KiB; 2: and 2 MiB; 3: and
-    /// 1 GiB; 4: and 512 GiB; 5: and 256 TiB), for hardware with `address_bits` bits of physical
-    /// addresses, at least 12 and at most 56.
+    /// The layout with leaves at the lowest `large` levels (1: 4 KiB; 2: and 2 MiB; 3: and 1 GiB; 4: and 512 GiB; 5:
+    /// and 256 TiB), for hardware with `address_bits` bits of physical addresses, at least 12 and at most 56.
     ///
     /// # Errors
     /// [`SetupError::LeafLevels`], [`SetupError::AddressBits`].
@@ -126,10 +125,9 @@ impl Riscv {
         }
     }
 
-    /// Returns the MODE field for tables of this mode: bits 63:60 of `iosatp`, for the first stage (fields `fsc` of a
-    /// device context and of a process context), or of `iohgatp`, for the second (RISC-V IOMMU Architecture
-    /// Specification, "Device-context fields"). The numbers are those of `satp` and `hgatp` in the Privileged
-    /// Architecture.
+    /// The MODE field: bits 63:60 of `iosatp`, for the first stage (fields `fsc` of a device context and of a process
+    /// context), or of `iohgatp`, for the second (RISC-V IOMMU Architecture Specification, "Device-context fields").
+    /// The numbers are those of `satp` and `hgatp` in the Privileged Architecture.
     pub const fn mode(&self) -> u32 {
         match self.mode {
             Mode::Sv39 | Mode::Sv39x4 => 8,
@@ -138,7 +136,7 @@ impl Riscv {
         }
     }
 
-    /// Returns whether the tables are of the second stage.
+    /// Whether the tables are of the second stage.
     #[inline]
     pub const fn is_second_stage(&self) -> bool {
         matches!(self.mode, Mode::Sv39x4 | Mode::Sv48x4)
@@ -156,7 +154,7 @@ unsafe impl Format for Riscv {
     const SPLIT: u64 = 1 << 9;
     const PRESENT: u64 = VALID;
     const KIND: u64 = VALID | READ | WRITE | EXECUTE;
-    /// Until the invalidation, hardware uses the old entry or the new one, and no third.
+    /// Until the invalidation, hardware may use either the old or the new entry, and nothing else.
     const BREAK_BEFORE_MAKE: bool = false;
 
     fn name(&self) -> &'static str {
@@ -185,7 +183,6 @@ unsafe impl Format for Riscv {
     }
 
     fn leaf_sizes(&self) -> &'static [LeafSize] {
-        // `within` has allowed this many.
         &ONE_ENTRY[..self.large as usize]
     }
 

@@ -2,7 +2,7 @@
 //!
 //! The smaller leaves are made first, in a table that takes the page's place by one store; translations stay as they
 //! are. (Contiguous PTEs are split [with their table](super::replace).) If the architecture requires
-//! *break-before-make*, the entries are cleared and invalidated first; a device's accesses to the page fail meanwhile.
+//! *break-before-make*, the entries are cleared and invalidated first; a device's accesses to the page fault meanwhile.
 //! The entries then hold the [busy bit](Format::MARK) alone: non-present for the hardware, but not 0, so that no other
 //! CPU uses their place, and a CPU that unmaps another part of the page waits.
 //!
@@ -12,10 +12,9 @@
 //! invalidates the whole page, until the table is reclaimed, which follows an invalidation of everything.
 //!
 //! Several CPUs may unmap parts of one page at the same time: an entry is exchanged only if it still is the page's. One
-//! entry is enough for that, as contiguous PTEs may have lost some to a CPU that cleared them too late, for a mapping
-//! that had ended before. `taking_out` lets one CPU at a time break contiguous PTEs, or reclaim. With two, of which one
-//! is confirmed and the other is not, smaller entries would stand beside those of the whole page, by which hardware
-//! still reaches all of it.
+//! such entry is enough to split: [others may be clear](LargePage). `taking_out` lets one CPU at a time break
+//! contiguous PTEs, or reclaim. If two ran at once and only one were confirmed, smaller entries would stand beside
+//! entries of the large page, through which hardware still reaches all of it.
 
 use alloc::vec::Vec;
 
@@ -27,7 +26,6 @@ use crate::addr::PhysAddr;
 use crate::platform::{Frames, Platform};
 use crate::sync::{AtomicU64, Ordering};
 
-/// The smaller leaves for a large page's place.
 struct Split<'a, F: Frames, X: Format> {
     large: LargePage,
     /// The new entries; 0 for those that were not the page's any more.
@@ -164,7 +162,7 @@ impl<F: Frames, X: Format> PageTable<F, X> {
         if confirmed { Ok(true) } else { Err(Conflict::Busy) }
     }
 
-    /// Returns whether a walk for the page ends in the table in which it was found.
+    /// Whether a walk for the page ends in the table in which it was found.
     fn is_still_there(&self, large: &LargePage) -> bool {
         let mut at = self.top(large.iova);
         while at.level > large.at.level {
@@ -176,8 +174,8 @@ impl<F: Frames, X: Format> PageTable<F, X> {
         at.table == large.at.table && at.level == large.at.level
     }
 
-    /// Returns the smaller leaves of the large page: of the same level for contiguous PTEs, otherwise one table of the
-    /// level below.
+    /// The smaller leaves of the large page: of the same level for contiguous PTEs, otherwise one table of the level
+    /// below.
     fn smaller(&self, large: LargePage) -> Result<Split<'_, F, X>, Conflict> {
         let LargePage { at, page, size, attributes, .. } = large;
         let mut entries = Vec::new();

@@ -14,16 +14,14 @@ use crate::platform::{FRAME_SIZE, Frames, LocalCpu, OnePlatform, Platform, TABLE
 use crate::setup::SetupError;
 use crate::sync::{AtomicU64, AtomicUsize, Mutex, Ordering, TicketLock};
 
-/// The number of runs, each in one frame of a table, that a call visits or removes with one CPU.
+/// Runs, each in one frame of a table, that a call visits or removes with one CPU.
 pub(super) const RUNS_AT_ONCE: usize = 64;
 
 /// A page table of format `X` in memory from `F`, which is freed with the page table.
 ///
 /// All methods take `&self` and may run on any number of CPUs at the same time, as long as no two of them change the
-/// same pages. If they do, entries stay valid but any of their mappings may win.
-///
-/// A call holds a CPU for a bounded time: for 4,096 granules or the entries of 64 frames of tables, and for one table
-/// if it splits a large page.
+/// same pages. If two do, the tables stay well-formed, but either mapping may win. A call holds a CPU for a bounded
+/// time: for 4,096 granules or the entries of 64 frames of tables, and for one table if it splits a large page.
 ///
 /// Mapping is unsafe, as the caller decides which memory a device may reach. The code that tells hardware to walk the
 /// table from its [root](Self::root) ensures that no hardware walks it any more when the page table is dropped.
@@ -35,11 +33,10 @@ pub struct PageTable<F: Frames, X: Format> {
     pub(super) near: TurnLocal<Near>,
     /// The platform whose CPUs the section flags are for.
     pub(super) platform: OnePlatform,
-    /// The highest address, and the binary logarithm of the bytes that an entry of the root
-    /// translates.
+    /// The highest address, and the binary logarithm of the bytes that an entry of the root translates.
     last: u64,
     pub(super) root_shift: u32,
-    /// The bits that no granule's address has: of the device's addresses, and of memory.
+    /// Bits that the fast paths refuse in a granule's address: in an IOVA, and in a physical address.
     pub(super) stray: [u64; 2],
     /// The sum of the sizes of leaves of one entry, each a bit.
     pub(super) single: u64,
@@ -73,12 +70,10 @@ pub(super) struct Books {
     pub parked: Mutex<Vec<PhysAddr>>,
 }
 
-/// The reason why a run of mapping stopped early.
+/// Why a run of mapping stopped early.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Conflict {
-    /// The page at this address is in use.
     Mapped { at: u64 },
-    /// No frame for a table is free.
     OutOfMemory,
     /// The frame that was found lies where no entry can point to.
     BeyondPhysical { table: PhysAddr },
@@ -116,10 +111,8 @@ impl<F: Frames, X: Format> Drop for NewTable<'_, F, X> {
 
 impl<F: Frames, X: Format> PageTable<F, X> {
     /// Makes an empty table of `format` for a [`Domain`](crate::domain::Domain), which sets it up for the CPUs of its
-    /// platform. By itself the table is for no CPU: all callers take a lock. For a table without a domain see
-    /// [`for_cpus`](Self::for_cpus).
-    ///
-    /// Context: allocates the frames of the root; for set-up.
+    /// platform. Until then it has no per-CPU state, and every caller takes a lock. For a table without a domain see
+    /// [`for_cpus`](Self::for_cpus). Context: allocates the frames of the root; for set-up.
     ///
     /// # Errors
     /// [`SetupError`], with nothing allocated.
@@ -129,9 +122,8 @@ impl<F: Frames, X: Format> PageTable<F, X> {
 
     /// Makes an empty table of `format` for `cpus` CPUs, which should be the platform's
     /// [`cpus`](crate::platform::Platform::cpus). Callers on CPUs with higher numbers take a lock, and have no lists of
-    /// addresses in a [`Domain`](crate::domain::Domain) of the table.
-    ///
-    /// Context: allocates the frames of the root, and some words for each CPU; for set-up.
+    /// addresses in a [`Domain`](crate::domain::Domain) of the table. Context: allocates the frames of the root, and
+    /// some words for each CPU; for set-up.
     ///
     /// # Errors
     /// [`SetupError`], with nothing allocated.
@@ -182,53 +174,53 @@ impl<F: Frames, X: Format> PageTable<F, X> {
         TurnLocal::new(Shared::new(Marks::new(cpus)?)?, cpus, |_| Ok(Near::default()))
     }
 
-    /// Returns the address at which the hardware finds the top table.
+    /// The address at which the hardware finds the top table.
     #[inline]
     pub fn root(&self) -> PhysAddr {
         self.root
     }
 
-    /// Returns the layout of the entries.
+    /// The layout of the entries.
     #[inline]
     pub fn format(&self) -> &X {
         &self.format
     }
 
-    /// Returns how many levels a walk has.
+    /// The number of levels of a walk.
     pub fn levels(&self) -> u32 {
         self.format.levels()
     }
 
-    /// Returns the page sizes that leaves may have.
+    /// The page sizes that leaves may have.
     pub fn page_sizes(&self) -> PageSizes {
         self.format.page_sizes()
     }
 
-    /// Returns the highest address that the tables can translate.
+    /// The highest address that the tables can translate.
     #[inline]
     pub fn last_iova(&self) -> Iova {
         Iova::new(self.last)
     }
 
-    /// Returns the addresses that the tables can translate.
+    /// The addresses that the tables can translate.
     pub fn aperture(&self) -> IovaRange {
         IovaRange::from_bounds(Iova::new(0), self.last_iova()).expect("63 bits at most never wrap")
     }
 
-    /// Returns the bytes of memory in tables, the root included.
+    /// The bytes of memory in tables, the root included.
     pub fn table_bytes(&self) -> usize {
         self.books.used.load(Ordering::Relaxed) * FRAME_SIZE as usize
     }
 
-    /// Returns the smallest page.
+    /// The smallest page.
     #[inline]
     pub fn granule(&self) -> PageSize {
         // The compiler evaluates this: granules have 4 to 16 bits.
         PageSize::from_shift(X::GRANULE_SHIFT).unwrap_or_else(|| broken("a granule is a page size"))
     }
 
-    /// Returns the section flags for [`map_in`](Self::map_in) and [`unmap_in`](Self::unmap_in), if they are for the
-    /// CPUs of `platform`. If they are for no platform yet, they are for `platform` from now on.
+    /// The section flags for [`map_in`](Self::map_in) and [`unmap_in`](Self::unmap_in), if they are for the CPUs of
+    /// `platform`. If they are for no platform yet, they are for `platform` from now on.
     pub fn marks_for<P: Platform>(&self, platform: &P) -> Option<&Shared<Marks>> {
         self.platform.is(platform).then(|| self.near.marks())
     }
@@ -246,8 +238,8 @@ impl<F: Frames, X: Format> PageTable<F, X> {
         unsafe { self.near.marks().section(cpu) }
     }
 
-    /// Returns the bits that addresses up to `last` do not have. If `last` is not one less than a power of two, it
-    /// takes the next lower such number.
+    /// The bits that no granule's address up to `last` has. If `last` + 1 is not a power of two, `last` is rounded down
+    /// so that it is.
     const fn stray_bits(last: u64) -> u64 {
         !((1 << (last + 1).ilog2()) - (1 << X::GRANULE_SHIFT))
     }
@@ -257,7 +249,7 @@ impl<F: Frames, X: Format> PageTable<F, X> {
         self.books.used.fetch_add(frames as usize, Ordering::Relaxed);
     }
 
-    /// Returns the words from `at` on, up to the end of its frame.
+    /// The words from `at` on, up to the end of its frame.
     #[inline]
     pub(super) fn words(&self, at: Position) -> &[AtomicU64] {
         let frame = at.table.get() + (at.index / TABLE_ENTRIES) as u64 * FRAME_SIZE;
@@ -285,12 +277,10 @@ impl<F: Frames, X: Format> PageTable<F, X> {
         }
     }
 
-    /// Returns the number of entries in a table of `level`.
     pub(super) fn entries_of(&self, level: u32) -> usize {
         1 << if level == self.format().levels() { self.format().root_bits() } else { X::INDEX_BITS }
     }
 
-    /// Returns the number of frames in a table of `level`.
     pub(super) fn frames_of(&self, level: u32) -> usize {
         if level == self.format().levels() {
             self.format().root_frames()
@@ -353,7 +343,6 @@ impl<F: Frames, X: Format> Drop for PageTable<F, X> {
             // Only the root has another size, and it is never parked.
             self.free_table(table, 1);
         }
-        // Without a root there is nothing to free.
         if self.books.used.load(Ordering::Relaxed) == 0 {
             return;
         }

@@ -8,7 +8,7 @@ use crate::addr::PhysAddr;
 use crate::platform::Frames;
 use crate::sync::{AtomicU64, Ordering};
 
-/// The number of entries that are checked together before they are cleared: a cache line.
+/// Entries that are checked together before they are cleared: a cache line.
 const LINE: usize = 8;
 pub(super) const HALF: usize = LINE / 2;
 
@@ -26,14 +26,15 @@ pub(super) struct UnmapRun {
 /// What needs more than clearing entries.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum Obstacle {
-    /// The next entry is a part of this larger page.
+    /// The next entry belongs to this page, which exceeds the range.
     SticksOut(LargePage),
     /// The next entry is in a table that another CPU is changing, or in a page that it is splitting: try again, outside
     /// the section.
     Busy,
 }
 
-/// A page that is larger than the part to be removed.
+/// A page that is larger than the part to be removed. A late unmap, of a mapping that had ended before, may have
+/// cleared some of its contiguous PTEs.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct LargePage {
     /// The position of its first entry. Valid inside the section in which it was found.
@@ -49,10 +50,10 @@ impl<F: Frames, X: Format> PageTable<F, X> {
     /// An entry that is [closed](Self::is_closed) to unmaps has at least one of these bits.
     pub(super) const CLOSED: u64 = if F::COHERENT { X::SPLIT } else { X::SPLIT | X::MARK };
 
-    /// Returns whether no page may be removed below the entry of a table: hardware may see the page in another table,
-    /// while the table is [replaced](super::replace); or a non-coherent walker may still see the large page that was
-    /// here. (A busy table of a reclaim is open with coherent frames, if it did not take a large page's place, as
-    /// clearing entries helps the reclaim. Otherwise it is closed until the busy bit is clear.)
+    /// Whether no page may be removed below the entry of a table: hardware may see the page in another table, while the
+    /// table is [replaced](super::replace); or a non-coherent walker may still see the large page that was here. (A
+    /// busy table of a reclaim is open with coherent frames, if it did not take a large page's place, as clearing
+    /// entries helps the reclaim. Otherwise it is closed until the busy bit is clear.)
     #[inline]
     const fn is_closed(entry: u64) -> bool {
         entry & X::MARK != 0 && entry & Self::CLOSED != 0
@@ -108,7 +109,6 @@ impl<F: Frames, X: Format> PageTable<F, X> {
                 Entry::Absent => {
                     // The CPU that removed it may not have cleaned it yet, or may never do so.
                     self.clean(core::slice::from_ref(word));
-                    // On to the next entry of this table.
                     let entry_bytes = 1 << format.shift(at.level);
                     let skip = entry_bytes - iova % entry_bytes;
                     return UnmapRun { bytes: 0, skip, split, obstacle: None };
@@ -133,10 +133,9 @@ impl<F: Frames, X: Format> PageTable<F, X> {
         UnmapRun { bytes: (cleared as u64) << shift, skip: 0, split, obstacle: None }
     }
 
-    /// Handles an entry, read as `first`, of 2^`run` contiguous PTEs that are not alike, as another CPU has cleared
-    /// some of them too late, for a mapping that had ended before; or of a page that sticks out of the range. If all of
-    /// the page is to be removed, it clears this one entry; otherwise it returns the page as the obstacle. The
-    /// arguments are those of [`unmap_run`](Self::unmap_run).
+    /// Handles a large page that exceeds the range, and 2^`run` contiguous PTEs [some of which differ](LargePage).
+    /// `first` is the entry as read. If the whole page is to be removed, clears this one entry; otherwise returns the
+    /// page as the obstacle. The arguments are those of [`unmap_run`](Self::unmap_run).
     #[cold]
     fn unmap_entry(
         &self,
@@ -158,7 +157,7 @@ impl<F: Frames, X: Format> PageTable<F, X> {
         UnmapRun { bytes, skip: 0, split: 0, obstacle: None }
     }
 
-    /// Returns the page of 2^`run` entries that translates `iova` by `entry` at `at`.
+    /// The page of 2^`run` entries that translates `iova` by `entry` at `at`.
     pub(super) fn large_page(&self, at: Position, iova: u64, entry: u64, run: u32) -> LargePage {
         let format = self.format();
         LargePage {
@@ -170,7 +169,6 @@ impl<F: Frames, X: Format> PageTable<F, X> {
         }
     }
 
-    /// Returns whether `old` is one of the large page's entries.
     pub(super) fn is_part(&self, large: &LargePage, old: u64) -> bool {
         let (format, level) = (self.format(), large.at.level);
         format.decode(old, level) == Entry::Leaf { run: large.size.run }
@@ -180,8 +178,8 @@ impl<F: Frames, X: Format> PageTable<F, X> {
     }
 }
 
-/// Clears an entry if it still is a leaf of the same kind as `first`, and returns whether it did. This is no store,
-/// which would lose the table, or the busy bit, of a CPU that has split the page meanwhile.
+/// Clears an entry if it still is a leaf of the same kind as `first`, and returns whether it did. A store would lose
+/// the table, or the busy bit, of a CPU that has split the page meanwhile.
 #[inline]
 fn exchange<X: Format>(word: &AtomicU64, first: u64) -> bool {
     // Tried again if the hardware has set a bit of its own meanwhile. Relaxed, as for the stores below.
@@ -189,7 +187,7 @@ fn exchange<X: Format>(word: &AtomicU64, first: u64) -> bool {
     word.fetch_update(Ordering::Relaxed, Ordering::Relaxed, clear).is_ok()
 }
 
-/// Returns whether any of `words` differs from `first` in one of the bits `kind`.
+/// Whether any of `words` differs from `first` in one of the bits `kind`.
 #[inline]
 pub(super) fn differ(words: &[AtomicU64], first: u64, kind: u64) -> bool {
     let bits = |words: &[AtomicU64]| {
@@ -200,7 +198,6 @@ pub(super) fn differ(words: &[AtomicU64], first: u64, kind: u64) -> bool {
     halves.iter().fold(bits(rest), |all, half| all | bits(half)) & kind != 0
 }
 
-/// Stores 0 to all of `words`.
 #[inline]
 pub(super) fn zero(words: &[AtomicU64]) {
     let zero = |words: &[AtomicU64]| words.iter().for_each(|word| word.store(0, Ordering::Relaxed));

@@ -45,8 +45,8 @@ pub struct VtdSecondStage {
 }
 
 impl VtdSecondStage {
-    /// Makes the layout of tables of `levels` levels, with leaves at the lowest `large` levels (1: 4 KiB; 2: and 2 MiB;
-    /// 3: and 1 GiB), for hardware with `address_bits` bits of physical addresses, at most 52.
+    /// The layout of `levels` levels, with leaves at the lowest `large` levels (1: 4 KiB; 2: and 2 MiB; 3: and 1 GiB),
+    /// for hardware with `address_bits` bits of physical addresses, at most 52.
     ///
     /// # Errors
     /// [`SetupError::Levels`], [`SetupError::LeafLevels`], [`SetupError::AddressBits`].
@@ -57,17 +57,17 @@ impl VtdSecondStage {
         }
     }
 
-    /// Makes the layout of three levels, for 39 bits, with all sizes of pages and 52 bits of physical addresses.
+    /// Three levels, for 39 bits, with all sizes of pages and 52 bits of physical addresses.
     pub const fn three_level() -> Self {
         Self::of(3)
     }
 
-    /// Makes the layout of four levels, for 48 bits, with all sizes of pages and 52 bits of physical addresses.
+    /// Four levels, for 48 bits, with all sizes of pages and 52 bits of physical addresses.
     pub const fn four_level() -> Self {
         Self::of(4)
     }
 
-    /// Makes the layout of five levels, for 57 bits, with all sizes of pages and 52 bits of physical addresses.
+    /// Five levels, for 57 bits, with all sizes of pages and 52 bits of physical addresses.
     pub const fn five_level() -> Self {
         Self::of(5)
     }
@@ -76,21 +76,21 @@ impl VtdSecondStage {
         Self { levels, large: 3, last_phys: PhysAddr::new((1 << 52) - 1), snoop: 0 }
     }
 
-    /// Returns the layout without pages larger than `largest`, for hardware without them: Capability Register, SSLPS,
-    /// bit 34 for 2 MiB and bit 35 for 1 GiB (section 11.4.2). 4 KiB pages always stay.
+    /// The layout without pages larger than `largest`, for hardware without them: Capability Register, SSLPS, bit 34
+    /// for 2 MiB and bit 35 for 1 GiB (section 11.4.2). 4 KiB pages always stay.
     #[must_use]
     pub const fn up_to(self, largest: PageSize) -> Self {
         Self { large: levels_up_to(self.large, largest), ..self }
     }
 
-    /// Returns the AW field for tables of this layout: bits 66:64 of a context entry (section 9.3 "Context Entry"),
-    /// bits 4:2 of a scalable-mode PASID-table entry (section 9.6). It is 1, 2 or 3 for 3, 4 or 5 levels, and hardware
-    /// has it if that bit of SAGAW is set in the Capability Register (bits 12:8, section 11.4.2).
+    /// The AW field: bits 66:64 of a context entry (section 9.3 "Context Entry"), bits 4:2 of a scalable-mode
+    /// PASID-table entry (section 9.6). It is 1, 2 or 3 for 3, 4 or 5 levels, and hardware has it if that bit of SAGAW
+    /// is set in the Capability Register (bits 12:8, section 11.4.2).
     pub const fn aw(&self) -> u32 {
         self.levels - 2
     }
 
-    /// Returns the layout for hardware with or without snoop control (Extended Capability Register, bit SC). With it,
+    /// The layout for hardware with or without snoop control (Extended Capability Register, bit SC). With it,
     /// [`Attributes::snoop`] is kept.
     #[must_use]
     pub const fn with_snoop_control(self, supported: bool) -> Self {
@@ -128,7 +128,6 @@ unsafe impl Format for VtdSecondStage {
     }
 
     fn leaf_sizes(&self) -> &'static [LeafSize] {
-        // `new` has allowed this many.
         &ONE_ENTRY[..self.large as usize]
     }
 

@@ -21,14 +21,12 @@ use crate::platform::Frames;
 use crate::sync::{AtomicU64, Ordering};
 
 impl<F: Frames, X: Format> PageTable<F, X> {
-    /// Returns the root's entry for `iova`.
     #[inline]
     pub(super) fn top(&self, iova: u64) -> Position {
         let level = self.format().levels();
         Position { table: self.root(), level, index: (iova >> self.root_shift) as usize }
     }
 
-    /// Returns the entry for `iova` in `table`, which is below the root.
     #[inline]
     pub(super) fn step(&self, iova: u64, table: PhysAddr, level: u32) -> Position {
         Position { table, level, index: self.format().index(iova, level) }
@@ -77,7 +75,7 @@ impl<F: Frames, X: Format> PageTable<F, X> {
     #[cold]
     pub(super) fn install(&self, entry: &AtomicU64, level: u32) -> Result<u64, Conflict> {
         let mut seen = entry.load(Ordering::Acquire);
-        // Until it is present, or a break-before-make placeholder.
+        // Ends when the entry is present or a break-before-make placeholder.
         while seen & X::PRESENT == 0 && !is_broken::<X>(seen) {
             let new = if seen == 0 { Some(self.new_table(level)?) } else { None };
             let value =

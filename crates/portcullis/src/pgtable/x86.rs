@@ -10,8 +10,8 @@
 //!  XD  ignored    address      ignored   G  PS  D  A  PCD PWT U/S R/W P
 //! ```
 //!
-//! PS turns an entry of level 2 (2 MiB) or level 3 (1 GiB) into a leaf; bit 7 of a level-1 entry is PAT, which
-//! larger leaves have in bit 12.
+//! PS turns an entry of level 2 (2 MiB) or level 3 (1 GiB) into a leaf; bit 7 of a level-1 entry is PAT, which larger
+//! leaves have in bit 12.
 //!
 //! What an entry keeps of the [`Attributes`]:
 //! - A present entry can always be read, so a write-only mapping can be read, too.
@@ -20,7 +20,7 @@
 //!   takes no memory types from the first stage ignores all of this.
 //! - A privileged mapping has U/S clear. Tables allow everything, so the leaf decides. Hardware keeps privileged
 //!   accesses off read-only pages only with WPE set in the PASID-table entry.
-//! - XD is set unless execution is allowed. XD is reserved unless NXE is set in the PASID-table entry, so NXE must be
+//! - XD is set unless execution is allowed. It is reserved unless NXE is set in the PASID-table entry, so NXE must be
 //!   set.
 //! - Snooping is not kept.
 //!
@@ -64,8 +64,8 @@ pub struct X86FirstStage {
 }
 
 impl X86FirstStage {
-    /// Makes the layout of tables of `levels` levels, with leaves at the lowest `large` levels (1: 4 KiB; 2: and 2 MiB;
-    /// 3: and 1 GiB), for hardware with `address_bits` bits of physical addresses, at most 52.
+    /// The layout of `levels` levels, with leaves at the lowest `large` levels (1: 4 KiB; 2: and 2 MiB; 3: and 1 GiB),
+    /// for hardware with `address_bits` bits of physical addresses, at most 52.
     ///
     /// # Errors
     /// [`SetupError::Levels`], [`SetupError::LeafLevels`], [`SetupError::AddressBits`].
@@ -76,12 +76,12 @@ impl X86FirstStage {
         }
     }
 
-    /// Makes the layout of four levels, for 47 bits, with all sizes of pages and 52 bits of physical addresses.
+    /// Four levels, for 47 bits, with all sizes of pages and 52 bits of physical addresses.
     pub const fn four_level() -> Self {
         Self::of(4)
     }
 
-    /// Makes the layout of five levels, for 56 bits, with all sizes of pages and 52 bits of physical addresses.
+    /// Five levels, for 56 bits, with all sizes of pages and 52 bits of physical addresses.
     pub const fn five_level() -> Self {
         Self::of(5)
     }
@@ -90,15 +90,15 @@ impl X86FirstStage {
         Self { levels, large: 3, last_phys: PhysAddr::new((1 << 52) - 1) }
     }
 
-    /// Returns the layout without pages larger than `largest`, for hardware without them: Capability Register, FS1GP,
-    /// bit 56 for 1 GiB (VT-d, section 11.4.2). 4 KiB pages always stay.
+    /// The layout without pages larger than `largest`, for hardware without them: Capability Register, FS1GP, bit 56
+    /// for 1 GiB (VT-d, section 11.4.2). 4 KiB pages always stay.
     #[must_use]
     pub const fn up_to(self, largest: PageSize) -> Self {
         Self { large: levels_up_to(self.large, largest), ..self }
     }
 
-    /// Returns the FSPM field for tables of this layout: bits 131:130 of a scalable-mode PASID-table entry (VT-d,
-    /// section 9.6). It is 0 for 4 levels and 1 for 5.
+    /// The FSPM field: bits 131:130 of a scalable-mode PASID-table entry (VT-d, section 9.6). It is 0 for 4 levels and
+    /// 1 for 5.
     pub const fn fspm(&self) -> u32 {
         self.levels - 4
     }
@@ -135,7 +135,6 @@ unsafe impl Format for X86FirstStage {
     }
 
     fn leaf_sizes(&self) -> &'static [LeafSize] {
-        // `new` has allowed this many.
         &ONE_ENTRY[..self.large as usize]
     }
 
@@ -180,7 +179,7 @@ unsafe impl Format for X86FirstStage {
     }
 }
 
-/// Returns the meaning of an entry of either of VT-d's stages, which is present if it has any of the bits `present`.
+/// The meaning of an entry of either of VT-d's stages, which is present if it has any of the bits `present`.
 #[inline]
 pub(super) const fn decode(entry: u64, present: u64, level: u32) -> Entry {
     if entry & present == 0 {
@@ -192,8 +191,8 @@ pub(super) const fn decode(entry: u64, present: u64, level: u32) -> Entry {
     }
 }
 
-/// Returns the page of a leaf of either of VT-d's stages. Below a large page's size lie PAT, in the first stage, and
-/// reserved bits.
+/// The page of a leaf of either of VT-d's stages. Below a large page's size lie PAT, in the first stage, and reserved
+/// bits.
 #[inline]
 pub(super) const fn page(entry: u64, level: u32) -> PhysAddr {
     PhysAddr::new(entry & ADDRESS & !((1 << (12 + 9 * (level - 1))) - 1))

@@ -5,19 +5,17 @@ use alloc::boxed::Box;
 
 use crate::heap::slice;
 
-/// The positions of a reservation's first and last granule.
+/// A reservation's first and last granule.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Span {
     pub first: u32,
     pub last: u32,
 }
 
-/// The two words of 64 granules lie side by side, on one cache line.
+/// The two words of 64 granules, on one cache line.
 #[derive(Debug, Clone, Copy, Default)]
 struct Word {
-    /// A reservation begins here.
     first: u64,
-    /// A reservation ends here.
     last: u64,
 }
 
@@ -27,7 +25,7 @@ pub(super) struct Edges {
 }
 
 impl Edges {
-    /// Makes the empty set for positions below `granules`; `None` if there is no memory.
+    /// The empty set for positions below `granules`; `None` if there is no memory.
     pub fn new(granules: u64) -> Option<Self> {
         let count = usize::try_from(granules.div_ceil(64)).ok()?;
         Some(Self { words: slice(count, |_| Ok(Word::default())).ok()? })
@@ -41,7 +39,7 @@ impl Edges {
     }
 
     /// Removes the spans that cover `span` side by side, without a gap, and returns their number. Returns `None`, with
-    /// nothing changed, if there are no such spans. Reads and writes the words of each 64 positions once.
+    /// nothing changed, if there are none. Reads and writes the words of each 64 positions once.
     #[inline]
     pub fn remove_run(&mut self, span: Span) -> Option<u32> {
         let (from, to) = (index(span.first), index(span.last));
@@ -51,7 +49,7 @@ impl Edges {
             let high = if at == to - from { u64::MAX >> (63 - span.last % 64) } else { u64::MAX };
             low & high
         };
-        // A span begins at the run's first position, and behind the end of each span but the last.
+        // A span begins at the run's first position, and after the end of each span but the last.
         let (mut begin, mut last, mut count) = (bit(span.first), 0, 0);
         for (at, word) in words.iter().enumerate() {
             last = word.last & mask(at);
@@ -72,7 +70,7 @@ impl Edges {
         Some(count)
     }
 
-    /// Returns the first position from `from` on at which a span begins.
+    /// Returns the first position at or after `from` at which a span begins.
     #[inline]
     pub fn next_first(&self, from: u32) -> Option<u32> {
         let mut mask = u64::MAX << (from % 64);

@@ -1,9 +1,8 @@
 //! The place of a coloured ring in its range, which always has room for the ring.
 //! [`RingConfig::colour`](super::RingConfig::colour) has the argument for it.
 
-/// Granules from one colour to the next.
 const STRIDE: u64 = 5;
-/// The number of sets of a paging-structure cache among which colours always spread rings.
+/// The sets of a paging-structure cache among which colours always spread rings.
 const TABLE_SETS: u64 = 16;
 
 /// The place of a ring in its range, in granules.
@@ -19,16 +18,16 @@ pub(super) struct Layout {
     pub position: u64,
 }
 
-/// Returns the layout of a ring of `granules`, a multiple of `unit`, with `per_large` in a large page. None of these is
-/// 0, and all are at most 2^31.
+/// The layout of a ring of `granules`, a multiple of `unit`, with `per_large` in a large page. None of these is 0, and
+/// all are at most 2^31.
 ///
-/// The base tells rings apart for good, as each lap begins there. The first position does so as long as the rings move
-/// in step: each of them stays that much ahead of the others.
+/// The base tells rings apart for good, as each lap begins there; the first position does so while the rings move in
+/// step.
 pub(super) fn layout(colour: Option<u32>, unit: u64, granules: u64, per_large: u64) -> Layout {
     let Some(colour) = colour.map(u64::from) else {
         return Layout { range: granules.next_multiple_of(per_large), base: 0, skew: 0, position: 0 };
     };
-    // Descriptors of whole large pages are mapped, and cached, as such: they are moved by whole ones.
+    // Descriptors of whole large pages are mapped, and cached, as such: move them by whole ones.
     let (skew, fine) = if unit.is_multiple_of(per_large) {
         (colour * per_large % unit, 0)
     } else {

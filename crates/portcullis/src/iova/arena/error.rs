@@ -1,4 +1,3 @@
-//! The errors of ring arenas. A call that returns one has changed nothing.
 
 use super::RingArena;
 use crate::addr::{Iova, IovaRange, PageSize};
@@ -59,8 +58,7 @@ pub enum ArenaError {
         /// Where the oldest reservation begins, which must be freed first.
         oldest: Iova,
     },
-    /// The range is not one live reservation, or several side by side: some of it was freed before, or is only a part
-    /// of one, or is not of this arena.
+    /// The range is not exactly one live reservation, or several that adjoin.
     #[error("{range} cannot be freed: it is not what is reserved there")]
     NotReserved {
         /// What was to be freed.

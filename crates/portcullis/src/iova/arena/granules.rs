@@ -6,19 +6,19 @@ use crate::addr::PageSize;
 /// The most granules of an arena, as positions have 32 bits.
 const MOST_GRANULES: u64 = 1 << 31;
 
-/// Returns the granules of `descriptors` descriptors of `unit` granules each; `None` for more than an arena may have.
+/// The granules of `descriptors` descriptors of `unit` granules each; `None` for more than an arena may have.
 pub(super) fn granules_of(descriptors: u32, unit: u64) -> Option<u64> {
     unit.checked_mul(descriptors.into()).filter(|all| *all <= MOST_GRANULES)
 }
 
-/// Returns the granules of a large page: those that a lowest table covers, with one entry of 8 bytes for each, but no
-/// more than a space aligns ranges to. `None` if 64 bits cannot count their bytes.
+/// The granules of a large page: what a lowest table covers, with one entry of 8 bytes for each, but no more than a
+/// space aligns ranges to. `None` if 64 bits cannot count their bytes.
 pub(super) fn granules_per_large(granule: PageSize) -> Option<u64> {
     let order = granule.shift().saturating_sub(3).min(MAX_ORDER);
     (granule.shift() + order < u64::BITS).then(|| 1 << order)
 }
 
-/// Returns the granules that `len` bytes take; `len` is not 0.
+/// The granules that `len` bytes take; `len` is not 0.
 #[inline]
 pub(super) fn granules_for(len: u64, granule: PageSize) -> u64 {
     ((len - 1) >> granule.shift()) + 1

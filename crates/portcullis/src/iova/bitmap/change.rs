@@ -1,8 +1,8 @@
 //! The common changes, and their updates of the nodes above. After each change the fits of all nodes above are exact,
 //! and nodes whose runs may have changed are stale.
 //!
-//! A common change lies inside one leaf that has bits; or it is of whole blocks side by side without bits, as most
-//! ranges with natural alignment are from the size of a leaf up.
+//! A common change lies inside one leaf that has bits, or covers whole adjoining blocks without bits, which is what
+//! most aligned ranges of a leaf or more are.
 
 use super::Bitmap;
 use super::BitmapError;
@@ -11,9 +11,8 @@ use super::node::{Child, FAN, base, bits, pages as pages_of, slot};
 use super::path::{Path, in_leaf};
 
 impl Bitmap {
-    /// Allocates ranges in the leaf `leaf`, from page `from` to before page `limit`: `most`, or as many as fit, and
-    /// calls `put` with the first page of each. Returns the number. `page` is one of the leaf's, and `path` leads
-    /// there.
+    /// Allocates up to `most` ranges in the leaf `leaf`, in pages `[from, limit)`, and calls `put` with the first page
+    /// of each. Returns their number. `page` is one of the leaf's, and `path` leads there.
     #[inline(never)]
     pub(super) fn take_several(
         &mut self,
@@ -41,7 +40,6 @@ impl Bitmap {
         taken
     }
 
-    /// Allocates a range that is free, wherever it lies. May allocate memory.
     pub(super) fn take_anywhere(&mut self, page: u64, pages: u64) -> Result<(), BitmapError> {
         let end = page.saturating_add(pages);
         if self.set_blocks(page, end, Child::TAKEN) { Ok(()) } else { self.paint(page, end, Child::TAKEN) }
@@ -92,8 +90,8 @@ impl Bitmap {
         self.toggle(page, pages as u32, leaf, old, path);
     }
 
-    /// Frees `[first, end)` if it lies in one leaf that has bits and all of it is used. Returns whether it was used, or
-    /// `None` if it does not lie in such a leaf. Unless that is `Some(true)`, nothing has changed.
+    /// Frees `[first, end)` if it lies in one leaf that has bits, and all of it is used. Returns whether it was used,
+    /// or `None` if it does not lie in such a leaf. Unless that is `Some(true)`, nothing has changed.
     #[inline]
     pub(super) fn free_in_leaf(&mut self, first: u64, end: u64) -> Option<bool> {
         if (first ^ (end - 1)) >= LEAF_PAGES.into() {
@@ -128,7 +126,7 @@ impl Bitmap {
         }
     }
 
-    /// Makes the runs at the boundaries of a leaf stale, if the range, with the free pages around it, touches one.
+    /// Makes the runs at a leaf's boundaries stale, if the range, with the free pages around it, touches one.
     #[cold]
     #[inline(never)]
     fn outdate_leaf(&mut self, leaf: u32, start: u32, end: u32, path: &Path) {
@@ -139,8 +137,7 @@ impl Bitmap {
         }
     }
 
-    /// Updates the fits in the nodes of `level` and above on the way to `page`: `new` is the fit of the block that has
-    /// changed.
+    /// Updates the fits in the nodes of `level` and above on the way to `page`; `new` is the fit of the changed block.
     #[inline]
     fn update(&mut self, page: u64, path: &Path, level: u32, new: FitBits) {
         self.store.node_mut(path.node(level)).fits[slot(page, level)] = new.into();

@@ -4,12 +4,12 @@
 pub(super) const LEAF_ORDER: u32 = 9;
 pub(super) const LEAF_PAGES: u32 = 1 << LEAF_ORDER;
 
-/// For every order `k` up to [`LEAF_ORDER`], how many free pages a block of `2^k` pages at a multiple of `2^k` begins
-/// with: the most in one leaf, or in all leaves below a node. A request with natural alignment fits if that is not less
-/// than its pages.
+/// For every order `k` up to [`LEAF_ORDER`], the most free pages with which a block of `2^k` pages at a multiple of
+/// `2^k` begins: in one leaf, or in all leaves below a node. A request with natural alignment fits if it has no more
+/// pages.
 ///
-/// The maximum of two is taken lane by lane and without branches, in one vector register. Counts that are too large for
-/// a lane are spread over several, each of which counts on from the full one before.
+/// The maximum of two is taken lane by lane and without branches, in one vector register. A count above 255 continues
+/// in the next lane, which counts on where the full one saturates.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(C, align(16))]
 pub(super) struct Fit([u8; 16]);
@@ -22,7 +22,7 @@ pub(super) struct Need {
 }
 
 impl Need {
-    /// Returns the need of a request for `pages` pages at `order`, which has natural alignment: an order of at most
+    /// The need of a request for `pages` pages at `order`, which has natural alignment: an order of at most
     /// [`LEAF_ORDER`], and 1 to `2^order` pages.
     #[inline]
     pub(super) fn of(pages: u64, order: u32) -> Self {
@@ -41,14 +41,14 @@ impl Need {
     }
 }
 
-/// A [`Fit`] in registers that are not vectors. A processor stalls if it loads as a vector what it has just stored from
-/// such registers, so both forms exist.
+/// A [`Fit`] in general registers. A processor stalls if it loads as a vector what it has just stored from such
+/// registers, so both forms exist.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct FitBits(u128);
 
 impl FitBits {
-    /// Makes it from the counts of all orders. `low` has six of them, a byte each: the sum of those of orders 0 and 1,
-    /// and those of orders 2 to 6.
+    /// Makes it from the counts of all orders. `low` has six bytes: the sum of those of orders 0 and 1, and those of
+    /// orders 2 to 6.
     #[inline]
     pub(super) fn new(low: u64, seven: u32, eight: u32, nine: u32) -> Self {
         let eight = u64::from(eight.min(255)) | u64::from(eight.saturating_sub(255)) << 8;
@@ -80,7 +80,6 @@ impl Fit {
     pub(super) const NONE: Self = Self([0; 16]);
     pub(super) const ALL: Self = Self([3, 4, 8, 16, 32, 64, 128, 255, 1, 255, 255, 2, 0, 0, 0, 0]);
 
-    /// Returns the better of both, order by order.
     #[inline]
     pub(super) fn max(mut self, other: &Self) -> Self {
         for (lane, other) in self.0.iter_mut().zip(other.0) {
@@ -99,7 +98,7 @@ impl Fit {
         self.0[0] == 0
     }
 
-    /// Returns whether all of the leaf is free, if this is the fit of one leaf.
+    /// Whether all of the leaf is free, if this is the fit of one leaf.
     #[inline]
     pub(super) fn is_whole(&self) -> bool {
         self.0[11] == 2

@@ -63,8 +63,8 @@ impl Leaf {
         self
     }
 
-    /// Returns this leaf without the pages that are free in `part` and used in `left`. Every page that is free in
-    /// `left` is free in `part`, and every page that is free in `part` is free here.
+    /// Returns this leaf without the pages that are free in `part` and used in `left`. Free pages of `left` are free in
+    /// `part`, and those of `part` are free here.
     pub(super) fn less(mut self, part: Self, left: Self) -> Self {
         for (bits, (part, left)) in self.0.iter_mut().zip(part.0.into_iter().zip(left.0)) {
             *bits ^= part ^ left;
@@ -105,7 +105,7 @@ impl Leaf {
         self
     }
 
-    /// Returns the first page from `from` on that is free, or that is used.
+    /// The first page at or after `from` that is free, or that is used.
     #[inline]
     pub(super) fn first(&self, from: u32, free: bool) -> Option<u32> {
         let flip = if free { 0 } else { u64::MAX };
@@ -118,7 +118,7 @@ impl Leaf {
         Some(word as u32 * 64 + bits.trailing_zeros())
     }
 
-    /// Returns the last page before `to` that is free, or that is used.
+    /// The last page before `to` that is free, or that is used.
     #[inline]
     pub(super) fn last(&self, to: u32, free: bool) -> Option<u32> {
         let flip = if free { 0 } else { u64::MAX };
@@ -132,19 +132,19 @@ impl Leaf {
         Some(word as u32 * 64 + bits.ilog2())
     }
 
-    /// Returns whether `[start, end)`, with the free pages around it, reaches either end of the leaf.
+    /// Whether `[start, end)`, with the free pages around it, reaches either end of the leaf.
     pub(super) fn is_edge(&self, start: u32, end: u32) -> bool {
         self.last(start, false).is_none() || self.first(end, false).is_none()
     }
 
-    /// Returns the numbers of free pages at the beginning and at the end.
+    /// The numbers of free pages at the beginning and at the end.
     pub(super) fn ends(&self) -> (u64, u64) {
         let prefix = self.first(0, false).unwrap_or(LEAF_PAGES);
         let suffix = LEAF_PAGES - self.last(LEAF_PAGES, false).map_or(0, |page| page + 1);
         (prefix.into(), suffix.into())
     }
 
-    /// Returns the runs in order, each as its first page and the page behind it.
+    /// The runs in order, each as its first page and the page after it.
     pub(super) fn runs(&self) -> impl Iterator<Item = (u32, u32)> {
         let mut from = 0;
         core::iter::from_fn(move || {
@@ -154,7 +154,7 @@ impl Leaf {
         })
     }
 
-    /// Returns the highest place for `pages` pages at a multiple of `2^order`. The order is at most 9.
+    /// The highest place for `pages` pages at a multiple of `2^order`. The order is at most 9.
     #[inline]
     pub(super) fn place(&self, pages: u64, order: u32) -> Option<u32> {
         match LAST.get(order as usize) {
@@ -164,8 +164,8 @@ impl Leaf {
         }
     }
 
-    /// Takes `most` places, or as many as there are, and calls `put` with the first page of each, as that many calls of
-    /// [`place`](Self::place) would find them. Returns the number. `first` is the leaf's first page.
+    /// Takes up to `most` places, and calls `put` with the first page of each, as that many calls of
+    /// [`place`](Self::place) would find them. Returns their number. `first` is the leaf's first page.
     pub(super) fn take(
         &mut self,
         pages: u64,
@@ -222,8 +222,8 @@ impl Leaf {
     }
 }
 
-/// Returns the last bit of each block of `width` bits in a word in which all bits of `low` are set. `last` has the last
-/// bit of every block.
+/// The last bit of each block of `width` bits in which all bits of `low` are set. `last` has the last bit of every
+/// block.
 #[inline]
 const fn blocks(bits: u64, low: u64, width: u32, last: u64) -> u64 {
     // The pages that a request would take from each block.
@@ -261,7 +261,7 @@ fn join(low: u64, high: u64, order: u32, full: u64) -> u64 {
     low + (high & ((full << 1) - (full >> order)))
 }
 
-/// Returns the larger of each pair of bytes. All bytes are less than 128.
+/// The larger of each pair of bytes. All bytes are less than 128.
 #[inline(always)]
 fn max(a: u64, b: u64) -> u64 {
     const GUARDS: u64 = BYTES << 7;
@@ -272,7 +272,7 @@ fn max(a: u64, b: u64) -> u64 {
 
 impl Leaf {
     /// Returns what fits in the leaf. Constant time: all orders and words are computed at once and without branches,
-    /// which would depend on the bits and be mispredicted half of the time.
+    /// which would be mispredicted half of the time.
     ///
     /// For each order `k`, a word is a row of lanes of `2^k` bits, one for each block of the order. A lane counts the
     /// free pages that its block begins with. The count of two blocks together is that of the first, plus that of the
@@ -290,8 +290,8 @@ impl Leaf {
             let (low, high) = (lanes & (BYTES * 7), (lanes >> 4) & (BYTES * 7));
             join(low, high, 2, BYTES << 2)
         });
-        // A byte holds the counts of all orders up to 6. So from here on the lanes of several words
-        // share a word: order 4 of two words, order 5 of four, order 6 of all.
+        // A byte holds the counts of all orders up to 6. So from here on the lanes of several words share a word: order
+        // 4 of two words, order 5 of four, order 6 of all.
         let lanes =
             eights.map(|lanes| join(lanes & (SHORTS * 0xf), (lanes >> 8) & (SHORTS * 0xf), 3, SHORTS << 3));
         let four: [u64; 4] = core::array::from_fn(|at| lanes[2 * at] | lanes[2 * at + 1] << 8);

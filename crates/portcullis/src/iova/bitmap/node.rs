@@ -1,5 +1,5 @@
-//! Nodes: eight blocks side by side, and what the search needs of each. Fits inside leaves are always up to date; a
-//! node whose runs are not is stale, and so are all above it.
+//! Nodes: eight adjoining blocks, and what the search needs of each. A node whose runs are not up to date is stale, and
+//! so are all above it.
 
 use super::fit::{Fit, LEAF_ORDER, Need};
 use super::runs::Runs;
@@ -24,7 +24,7 @@ pub(super) const fn slot(page: u64, level: u32) -> usize {
     (page >> bits(level - 1)) as usize % FAN
 }
 
-/// Returns the first page of the block of `level` that holds `page`.
+/// The first page of the block of `level` that holds `page`.
 #[inline]
 pub(super) const fn base(page: u64, level: u32) -> u64 {
     page >> bits(level) << bits(level)
@@ -48,7 +48,6 @@ impl Child {
         (self.0 < Self::TAKEN.0).then_some(self.0)
     }
 
-    /// Returns the fit of a uniform block.
     pub(super) fn fit(self) -> Fit {
         if self == Self::FREE { Fit::ALL } else { Fit::NONE }
     }
@@ -58,7 +57,7 @@ impl Child {
 #[derive(Clone, Copy)]
 #[repr(C, align(64))]
 pub(super) struct Node {
-    /// The fit of each block, inside leaves with natural alignment. Always up to date.
+    /// The fit of each block. Always up to date.
     pub(super) fits: [Fit; FAN],
     pub(super) children: [Child; FAN],
     /// Whether runs below may have changed since [`Node::runs`] were computed. If so, this is set in all nodes above,
@@ -70,7 +69,7 @@ pub(super) struct Node {
 const _: () = assert!(size_of::<Node>() == 256, "what is documented");
 
 impl Node {
-    /// Makes a node of which all blocks are `state`. The caller computes [`Node::runs`].
+    /// A node of which all blocks are `state`. The caller computes [`Node::runs`].
     pub(super) fn uniform(state: Child) -> Self {
         Self { fits: [state.fit(); FAN], children: [state; FAN], is_runs_stale: false, runs: Runs::NONE }
     }
@@ -80,7 +79,7 @@ impl Node {
         self.fits.iter().skip(1).fold(self.fits[0], |best, fit| best.max(fit))
     }
 
-    /// Returns the blocks inside whose leaves the request fits, as bits.
+    /// The blocks inside whose leaves the request fits, as bits.
     #[inline]
     pub(super) fn fitting(&self, need: Need) -> u32 {
         let mut blocks = 0;

@@ -12,15 +12,13 @@ use super::store::Room;
 use super::walk::Walk;
 
 impl Bitmap {
-    /// Makes all of `[first, end)`, which lies in the tree, free, or used. May allocate; fails only for want of memory,
-    /// with nothing changed.
+    /// Makes all of `[first, end)`, which lies in the tree, free, or used. May allocate.
     pub(super) fn paint(&mut self, first: u64, end: u64, state: Child) -> Result<(), BitmapError> {
         self.prepare((first, end), state)?;
         self.paint_prepared((first, end), state);
         Ok(())
     }
 
-    /// Ensures the nodes and leaves for painting. May allocate.
     #[inline]
     fn prepare(&mut self, range: (u64, u64), state: Child) -> Result<(), BitmapError> {
         let room = self.room_for(range, state);
@@ -116,7 +114,6 @@ impl Bitmap {
         }
     }
 
-    /// Returns the nodes and leaves that painting the range takes.
     #[inline(never)]
     fn room_for(&self, (first, end): (u64, u64), state: Child) -> Room {
         let (mut walk, mut room) = (Walk::new(self.root, self.top, first), Room::NONE);
@@ -204,8 +201,7 @@ impl Bitmap {
         (new, at_edge)
     }
 
-    /// Makes the leaf or node of the uniform block at page `base`, of `level` and in the state `state`. Returns its
-    /// number.
+    /// Makes the leaf or node of the uniform block at page `base`, of `level` and `state`. Returns its number.
     #[cold]
     #[inline(never)]
     fn break_up(&mut self, number: u32, block: usize, (level, base): (u32, u64), state: Child) -> u32 {
@@ -232,8 +228,8 @@ impl Bitmap {
     }
 }
 
-/// Returns the nodes and leaves that it takes to paint a part of a uniform block of `level`: those along each end of
-/// the part. Blocks that the part covers as a whole need none.
+/// The nodes and leaves that it takes to paint a part of a uniform block of `level`: those along each end of the part.
+/// Blocks that the part covers as a whole need none.
 fn room_in_block(level: u32, (first, end): (u64, u64)) -> Room {
     (0..=level).fold(Room::NONE, |room, level| {
         let is_cut = |page: u64| page & (pages(level) - 1) != 0;

@@ -32,10 +32,9 @@ pub(super) const fn in_leaf(page: u64) -> u32 {
 
 /// Cached path to the last block, where allocations go, or the upper part of it.
 ///
-/// Mostly the first steps of a search lead to the last block. If a request fits in a node on this path, it also fits in
-/// those above, which prefer their last block: so the search may begin there.
+/// Searches are top-down in address, so most descend into the last child at each level. If a request fits in the lowest
+/// cached node, a search from the root would reach that node, too: so it starts there.
 pub(super) struct Spine {
-    /// The nodes of the path, from `level` to the top.
     pub(super) path: Path,
     pub(super) level: u32,
     /// The first page of the node at `level`.
@@ -49,7 +48,7 @@ impl Spine {
 }
 
 impl Bitmap {
-    /// Returns the leaf that holds `page`, and stores the way there to `path`. Returns `None` if the page has no bit.
+    /// Returns the leaf that holds `page`, and stores the way there to `path`; `None` if the page has no bit.
     #[inline]
     pub(super) fn locate(&self, page: u64, path: &mut Path) -> Option<u32> {
         if page >= self.end() {

@@ -54,7 +54,7 @@ impl Part<'_> {
 impl Runs {
     pub(super) const NONE: Self = Self { prefix: 0, suffix: 0, longest: 0, middle: [0; 8], far: [0; 2] };
 
-    /// Returns the runs of a block at page `base` that consists of `parts` of `size` pages each.
+    /// The runs of a block at page `base` that consists of `parts` of `size` pages each.
     pub(super) fn of_parts<const N: usize>(base: u64, size: u64, parts: &[Part<'_>; N]) -> Self {
         // The runs at the boundaries of parts, except for the last one, which is `(start, len)`.
         let mut spans = [(0, 0); N];
@@ -126,8 +126,8 @@ impl Runs {
         }
     }
 
-    /// Returns the length of the longest remainder for `order`, if that is 9 to [`MAX_ORDER`]; for order 0 that of the
-    /// longest run; for other orders 0.
+    /// The longest remainder for `order`, if that is 9 to [`MAX_ORDER`]; for order 0 the longest run; for other orders
+    /// 0.
     #[inline]
     pub(super) fn longest(&self, order: u32) -> u64 {
         let loss = match order {

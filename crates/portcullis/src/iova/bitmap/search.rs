@@ -8,11 +8,11 @@ use super::runs::highest_in;
 
 pub(super) struct Found {
     pub(super) page: u64,
-    /// The leaf that it lies in, if the search ended in a leaf that has bits.
+    /// Set if the search ended in a leaf that has bits.
     pub(super) leaf: Option<u32>,
 }
 
-/// Returns whether a request has natural alignment, and so lies inside a leaf wherever it is placed.
+/// Whether a request has natural alignment, and so lies inside a leaf wherever it is placed.
 #[inline]
 pub(super) const fn is_natural(pages: u64, order: u32) -> bool {
     order <= LEAF_ORDER && pages <= 1 << order
@@ -28,7 +28,7 @@ struct Natural {
 struct Span {
     pages: u64,
     order: u32,
-    /// The page behind the last one allowed.
+    /// The page after the last one allowed.
     limit: u64,
 }
 
@@ -52,7 +52,7 @@ impl Bitmap {
         }
     }
 
-    /// Returns the highest place whose last page is `last` or lies before it.
+    /// The highest place whose last page is `last` or lies before it.
     #[inline(never)]
     fn find_below(&self, request: &Natural, last: u64, path: &mut Path) -> Option<Found> {
         let (level, found) = self.find_at_limit(request, last, path);
@@ -71,8 +71,8 @@ impl Bitmap {
         None
     }
 
-    /// Returns the highest place in the smallest block that has `last`, the last page allowed: a leaf, or a uniform
-    /// block, or one in which nothing fits. Also returns the level of the node that has the block.
+    /// The highest place in the smallest block that has `last`, the last page allowed: a leaf, or a uniform block, or
+    /// one in which nothing fits. Also returns the level of the node that has the block.
     fn find_at_limit(&self, request: &Natural, last: u64, path: &mut Path) -> (u32, Option<Found>) {
         let Natural { pages, order, .. } = *request;
         let (mut number, mut level) = (self.root, self.top);
@@ -98,7 +98,7 @@ impl Bitmap {
         }
     }
 
-    /// Returns the highest place of all; there is one.
+    /// The highest place of all; there is one.
     #[inline]
     fn descend(&mut self, request: &Natural, path: &mut Path) -> Option<Found> {
         self.extend_spine();
@@ -118,7 +118,7 @@ impl Bitmap {
         self.descend_into(request, blocks, number, level, self.spine.base, path)
     }
 
-    /// Returns the highest place in `blocks`, the blocks (as bits) of a node at page `base` in which the request fits.
+    /// The highest place in `blocks`, the blocks (as bits) of a node at page `base` in which the request fits.
     #[inline]
     fn descend_into(
         &self,
@@ -150,8 +150,7 @@ impl Bitmap {
         }
     }
 
-    /// Returns the highest place in a run that touches the boundary of a leaf. The runs of all nodes must be up to
-    /// date. O(h); does not allocate.
+    /// The highest place in a run that touches the boundary of a leaf. The runs of all nodes must be up to date. O(h).
     pub(super) fn find_across(&self, pages: u64, order: u32, limit: u64) -> Option<u64> {
         if self.top == 0 || self.store.node(self.root).runs.longest(order) < pages {
             return None;
@@ -159,7 +158,6 @@ impl Bitmap {
         self.highest(&Span { pages, order, limit })
     }
 
-    /// Returns the highest place that ends at the limit or before.
     #[inline(never)]
     fn highest(&self, span: &Span) -> Option<u64> {
         let Span { pages, order, limit } = *span;
@@ -181,8 +179,7 @@ impl Bitmap {
         (level..=self.top).find_map(|level| self.highest_in(path.node(level), level, base(last, level), span))
     }
 
-    /// Returns the highest place below a node at page `base`, except in a block that the limit cuts and that is a node
-    /// itself.
+    /// The highest place below a node at page `base`, except in a block that the limit cuts and that is a node itself.
     fn highest_in(&self, mut number: u32, mut level: u32, mut base: u64, span: &Span) -> Option<u64> {
         let Span { pages, order, limit } = *span;
         let place = |start, end| highest_in(start, end, pages, order);
@@ -213,7 +210,6 @@ impl Bitmap {
             if let Some(inner) = part.inner {
                 let child = node.children[block].number();
                 if let Some(child) = child.filter(|_| whole && inner.longest(order) >= pages) {
-                    // It lies inside this block.
                     (number, level, base) = (child, level - 1, start);
                     (block, behind) = (FAN, 0);
                     continue;

@@ -1,19 +1,17 @@
-//! Finds the next free, or used, page. A search steps over a uniform block of the other state if the block's parent
-//! shows that.
+//! Finds the next free, or used, page. A search skips a uniform block that its parent shows to be in the other state.
 
 use super::Bitmap;
 use super::path::in_leaf;
 use super::walk::Walk;
 
 impl Bitmap {
-    /// Returns whether any page of `[first, end)` is free. O(h), and the bits that the range has.
+    /// O(h), and the bits that the range has.
     pub(super) fn is_any_free(&self, first: u64, end: u64) -> bool {
         self.first_in(first, end, true).is_some()
     }
 
     /// Returns the first page of `[from, to)` that is free, or that is used. Costs O(h) for free pages, and for used
-    /// ones O(h) and the nodes that exist before the page. Pages behind the tree are used, but the search does not look
-    /// at them.
+    /// ones O(h) and the nodes that exist before the page. Does not look at pages behind the tree, which are used.
     pub(super) fn first_in(&self, from: u64, to: u64, free: bool) -> Option<u64> {
         let to = to.min(self.end());
         let mut walk = Walk::new(self.root, self.top, from);
@@ -36,8 +34,8 @@ impl Bitmap {
         None
     }
 
-    /// Returns whether a block is free, if its node shows that all of it is or none; else the number of the node or
-    /// leaf to look at.
+    /// Whether a block is free, if its node shows that all of it is or none; else the number of the node or leaf to
+    /// look at.
     pub(super) fn uniform(&self, number: u32, level: u32, block: usize) -> Result<bool, u32> {
         let node = self.store.node(number);
         if node.fits[block].is_none() {

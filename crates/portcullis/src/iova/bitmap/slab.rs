@@ -7,9 +7,7 @@ const END: u32 = u32::MAX;
 
 /// An entry of a slab. An unused one holds the number of the next.
 pub(super) trait Entry: Copy {
-    /// Makes an unused entry, followed by the unused entry `next`.
     fn unused(next: u32) -> Self;
-    /// Returns the number of the unused entry that follows this one.
     fn next(&self) -> u32;
 }
 
@@ -63,7 +61,7 @@ impl<T: Entry> Slab<T> {
         (self.entries.len() - 1) as u32
     }
 
-    /// Releases an entry. Not inlined, as nested calls make it, and an entry is large.
+    /// Not inlined, as nested calls make it, and an entry is large.
     #[inline(never)]
     pub(super) fn release(&mut self, number: u32) {
         self.entries[number as usize] = T::unused(self.unused);

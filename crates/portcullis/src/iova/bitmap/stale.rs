@@ -10,7 +10,7 @@ use super::walk::Walk;
 
 impl Bitmap {
     /// Recomputes the runs of all stale nodes. One step for each: O(h) for each change since the last call, and the
-    /// stale nodes in its range; one for each node of the tree at most. Does not allocate.
+    /// stale nodes in its range; at most one for each node of the tree. Does not allocate.
     pub(super) fn refresh_runs(&mut self) {
         if self.top > 0 && self.store.node(self.root).is_runs_stale {
             self.store.refresh_runs(self.root, self.top);
@@ -30,7 +30,6 @@ impl Bitmap {
 }
 
 impl Store {
-    /// Recomputes the runs of the stale node `root` of level `top`, and all below it.
     #[inline(never)]
     fn refresh_runs(&mut self, root: u32, top: u32) {
         let mut walk = Walk::new(root, top, 0);
@@ -59,7 +58,6 @@ impl Store {
         }
     }
 
-    /// Returns the contribution of `block` to the runs of a node of `level`.
     #[inline]
     pub(super) fn part(&self, node: &Node, level: u32, block: usize) -> Part<'_> {
         match node.children[block].number() {

@@ -1,4 +1,4 @@
-//! All nodes and leaves. Taking one that was ensured never allocates.
+//! All nodes and leaves.
 
 use super::BitmapError;
 use super::leaf::Leaf;
@@ -14,7 +14,7 @@ pub(super) struct Room {
 impl Room {
     pub(super) const NONE: Self = Self { nodes: 0, leaves: 0 };
 
-    /// Returns the one leaf or node of a block of `level`, without those below it.
+    /// The one leaf or node of a block of `level`, without those below it.
     pub(super) const fn head(level: u32) -> Self {
         if level == 0 { Self { nodes: 0, leaves: 1 } } else { Self { nodes: 1, leaves: 0 } }
     }

@@ -5,26 +5,26 @@ use super::Bitmap;
 use super::fit::LEAF_PAGES;
 use super::walk::Walk;
 
-/// The most nodes and leaves of one call: more than a way from the top down has.
+/// The most nodes and leaves of one call: more than a path from the top down has.
 const PART: u32 = 32;
 
-/// The free pages of the part that was surveyed. Each page was looked at once: if the bitmap changes between two parts,
+/// The free pages of the part that was surveyed. Each page is looked at once: if the bitmap changes between two parts,
 /// their figures are of different times.
 #[derive(Debug)]
 pub struct Survey {
-    /// The next page, and the one behind the last.
+    /// The next page, and the one after the last.
     next: u64,
     end: u64,
     /// Free pages directly before `next`.
     run: u64,
     /// The number of free pages.
     pub free: u64,
-    /// The number of pages in the largest hole, cut off at the end.
+    /// Pages of the largest hole, cut off at the end.
     pub largest: u64,
 }
 
 impl Survey {
-    /// Makes a survey of the pages before `end`.
+    /// A survey of the pages before `end`.
     pub const fn new(end: u64) -> Self {
         Self { next: 0, end, run: 0, free: 0, largest: 0 }
     }
@@ -45,8 +45,7 @@ impl Survey {
 }
 
 impl Bitmap {
-    /// Continues a survey, and returns whether it is complete. Looks at 32 nodes and leaves at the most; does not
-    /// allocate.
+    /// Continues a survey, and returns whether it is complete. Looks at 32 nodes and leaves at most; does not allocate.
     pub fn survey(&self, survey: &mut Survey) -> bool {
         // Pages behind the tree are used.
         let (end, mut left) = (survey.end.min(self.end()), PART);

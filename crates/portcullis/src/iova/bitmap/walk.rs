@@ -26,7 +26,7 @@ impl Walk {
         self.level
     }
 
-    /// The page: all before it is passed.
+    /// All pages before it are passed.
     pub(super) fn page(&self) -> u64 {
         self.page
     }
@@ -36,19 +36,18 @@ impl Walk {
         slot(self.page, self.level)
     }
 
-    /// The first page of that block, and the one behind it.
+    /// The first page of that block, and the one after it.
     pub(super) fn bounds(&self) -> (u64, u64) {
         let first = base(self.page, self.level - 1);
         (first, first + pages(self.level - 1))
     }
 
-    /// Enters the block, which is the node `child`.
     pub(super) fn enter(&mut self, child: u32) {
         self.level -= 1;
         self.path.set(self.level, child);
     }
 
-    /// Passes all pages before `to`, which is in the node, or just behind it.
+    /// Passes all pages before `to`, which is in the node, or just after it.
     pub(super) fn pass(&mut self, to: u64) {
         self.page = to;
     }

@@ -1,5 +1,5 @@
-//! How a list that runs dry gets ranges from the bitmap, within what its CPU may keep: in blocks, so that neighbours in memory and in the
-//! page table are one CPU's.
+//! Refills an empty list from the bitmap, within the CPU's budget. A refill takes a block of ranges, so that one CPU
+//! owns whole cache lines of metadata and of page-table entries.
 
 use super::{Cached, Own};
 use crate::iova::bitmap::{Bitmap, BitmapError};
@@ -14,8 +14,8 @@ use crate::sync::Mutex;
 const LINE_WORDS: u64 = 8;
 
 impl Cached {
-    /// Fetches ranges for a list, which is empty: at least one, unless there is no room for any. Returns `false` if
-    /// there was room, but no range in the zone below `end_page`.
+    /// Refills an empty list: with at least one range, unless its budget has no room. Returns `false` if there was
+    /// room, but no range in the zone below `end_page`.
     #[inline(never)]
     pub(super) fn refill(
         &self,
@@ -31,7 +31,7 @@ impl Cached {
         let pages = &cpu.fetched[..wanted.min(room) as usize];
         let fetched = self.fetch(own, zone, order, end_page, bitmap, pages)?;
         let mut no_memory = 0;
-        // The range that was found first goes on top, to be handed out first.
+        // The highest range, which was found first, is allocated first.
         for page in pages[..fetched].iter().map(LocalU64::get).rev() {
             let pushed = cpu.push_new(zone, Class::of(order), page);
             no_memory += usize::from(pushed.is_err());
@@ -46,7 +46,7 @@ impl Cached {
     }
 
     /// Takes ranges of `order` from the bitmap, for `pages`: below the CPU's home if there are any, else anywhere in
-    /// the zone below `end_page`. Returns the number of ranges.
+    /// the zone below `end_page`. Returns their number.
     fn fetch(
         &self,
         Own { index, .. }: Own<'_>,
@@ -60,12 +60,14 @@ impl Cached {
             0 => (0, end_page.min(self.low_end), None),
             _ => (self.low_end, end_page, self.homes.below(index, end_page)),
         };
-        // If the home is taken (by a pool, for example), another CPU takes what a run leaves of the cache line above
-        // it, and the two CPUs share that line. (Not for single pages: their homes are coloured by less than a line.)
+        // Round the home down to a line of metadata: a home inside a line would split it between this CPU, below the
+        // home, and a CPU whose own area is used up, which gets the ranges above it. Not for ranges of up to 4 pages:
+        // their line has 8 pages, and rounding to it would undo the homes' colour of 5 pages.
         let line = if Place::shift(Class::of(order)) == 0 { 1 } else { Self::line(order) };
         let home = home.map(|home| home - home % line);
         let mut bitmap = bitmap.lock();
-        // If there is no memory for the bits of a range below the home, another range may need none.
+        // On failure below the home (no fit, or no memory for the bitmap's nodes) search the whole zone: another place
+        // may need no new nodes.
         let mut fetch = |bounds| {
             let mut places = pages.iter();
             let put = |page| places.next().into_iter().for_each(|place| place.set(page));
@@ -79,14 +81,13 @@ impl Cached {
         Ok(Self::keep_whole_lines(order, &pages[..fetched], &mut bitmap))
     }
 
-    /// Pages whose ranges of `order` have their words on one cache line.
     const fn line(order: u32) -> u64 {
         LINE_WORDS << Place::shift(Class::of(order))
     }
 
     /// Trims the fetch to whole cache lines of metadata, to avoid false sharing with the CPU that fetches next. Returns
-    /// the number of ranges kept: all, if none fills a line, or if the last ones do not adjoin those before them, as
-    /// the space is fragmented then. Runs under the lock of the fetch, so that the next CPU begins below the line.
+    /// the number of ranges kept: all of them if none starts a line, or if the tail is not contiguous, as in a
+    /// fragmented space. Runs under the lock of the fetch, so that the next CPU begins below the line.
     fn keep_whole_lines(order: u32, fetched: &[LocalU64], bitmap: &mut Bitmap) -> usize {
         let line = Self::line(order);
         let fills = |page: &LocalU64| page.get().is_multiple_of(line);
@@ -101,14 +102,15 @@ impl Cached {
         end + 1
     }
 
-    /// The most ranges of `order` to move at once: a sixteenth of the budget, but 1 to 64.
+    /// The most ranges of `order` that a refill, a grant or a spill moves at once: a sixteenth of the budget, but 1 to
+    /// 64.
     pub(super) fn share(&self, zone: usize, order: u32) -> u64 {
         ((self.budget[zone] / 16) >> order).clamp(1, BATCH as u64)
     }
 
-    /// Grants the list of `order` room for up to `wanted` more ranges, and returns its room. If no room is left to
-    /// grant, up to 64 ranges of any size go to the bitmap; no more, so that the CPU is held for a bounded time. If
-    /// these were too small to make room, one of the next calls gets it.
+    /// Grants the list of `order` room for up to `wanted` more ranges, and returns its room. If the budget is used up,
+    /// it first spills up to 64 ranges, largest first, to the bitmap: the bound limits how long it holds the CPU. If
+    /// they freed too few pages, the list has no room yet, and a later call spills more.
     #[inline(never)]
     pub(super) fn make_room(
         &self,
@@ -121,7 +123,6 @@ impl Cached {
         let budget = self.budget[zone];
         let mut room = cpu.grant(zone, order, wanted, budget);
         let mut most = BATCH;
-        // The largest ranges first, as they free the most.
         for other in (0..CACHED_ORDERS).rev() {
             while room == 0 && most > 0 {
                 // Few at a time: the stack is deepest here.
@@ -133,7 +134,7 @@ impl Cached {
                 if spilled == 0 {
                     break;
                 }
-                // Before another CPU can get the ranges and record them as its own.
+                // Clear the words first: after the free another CPU may allocate the ranges and write its own words.
                 let spilled = &pages[..spilled];
                 spilled.iter().for_each(|page| self.meta.write(*page, other, NO_WORD));
                 bitmap.lock().free_all(spilled.iter().copied(), 1 << other);

@@ -1,4 +1,5 @@
-//! Finds the live range that has a part: from the part alone, as each range begins at a multiple of its size.
+//! Finds the live range that contains a given part. The part alone is enough, as each range begins at a multiple of its
+//! size.
 
 use super::Cached;
 use crate::iova::bitmap::MAX_ORDER;
@@ -6,16 +7,16 @@ use crate::iova::class::order_of;
 use crate::iova::word::{DIVIDED, END_PAGE, owner_and_pages};
 use crate::sync::Ordering;
 
-/// The most places that are searched for a range of more than 2^[`MAX_ORDER`] pages, which begins at a multiple of that
-/// alone: a part in its first 4 TiB (pages of 4 KiB) finds it. That bounds the time for which a caller holds its locks,
-/// and a CPU.
+/// Bounds the search for a range of more than 2^[`MAX_ORDER`] pages, which is aligned to 2^[`MAX_ORDER`] pages only. A
+/// part in the first 4 TiB of the range (with 4 KiB pages) is found; a part beyond is not. The bound limits how long a
+/// caller holds its locks and its CPU.
 const MOST_STEPS: u64 = 4096;
 
 impl Cached {
-    /// Returns the first page of the range that has all of the `pages` pages at `page`, and its number of pages, if it
-    /// is handed out and not [divided](Self::divide). Looks at one word for each power of two, and then at up to 4,097
-    /// more: [`Parts`](crate::domain) does that once for each mapping, under its lock and with the CPU that its caller
-    /// was lent.
+    /// Returns the first page and the number of pages of the range that contains the `pages` pages at `page`, if it is
+    /// handed out and not [divided](Self::divide). Reads one word for each power of two, and then up to 4,097 more:
+    /// [`Parts`](crate::domain) does that once for each mapping, under its lock and with the CPU that its caller was
+    /// lent.
     #[cold]
     pub fn whole_of(&self, page: u64, pages: u64) -> Option<(u64, u64)> {
         let end = page.checked_add(pages).filter(|end| *end <= END_PAGE)?;
@@ -32,17 +33,14 @@ impl Cached {
         })
     }
 
-    /// Returns the range at `page` and the pages that it was handed out for, if its order is one of `orders`, and it is
-    /// not divided.
     fn asked(&self, page: u64, orders: core::ops::RangeInclusive<u32>) -> Option<(u64, u64)> {
         let word = self.meta.word(page, *orders.start())?.load(Ordering::Relaxed);
         let (_, asked) = owner_and_pages(word)?;
         (word & DIVIDED == 0 && orders.contains(&order_of(asked))).then_some((page, asked))
     }
 
-    /// Records that the caller of the live range of `pages` pages at `page` maps parts of it, again and again:
-    /// unmapping its parts does not end the range. Returns whether it did: whether the range is still handed out for
-    /// that many pages.
+    /// Marks the live range of `pages` pages at `page` as divided: its owner maps and unmaps parts of it repeatedly, so
+    /// unmapping all parts does not free the range. Returns `false` if it is no longer handed out for that many pages.
     ///
     /// Another CPU may free the range at any time, if the caller is not its owner. The word is then a link of that
     /// CPU's list, and the exchange, which is from a word that says *handed out*, fails. All writes of one word have

@@ -1,5 +1,5 @@
-//! Ranges of other CPUs: a CPU that frees one posts it to its owner, who adopts what has come. Each is on one CPU's list, in a batch, or in
-//! a queue.
+//! Both sides of a remote free: the freeing CPU posts the range to its owner; the owner adopts what has arrived. Each
+//! range is on one CPU's list, in one remote batch, or in one remote-free queue.
 
 use super::{Cpu, REMOTE_BATCHES, SLICE};
 use crate::iova::class::Class;
@@ -26,8 +26,8 @@ impl Cpu {
         self.remote_batch(owner(handed_out)).add_fast(range, handed_out, asked)
     }
 
-    /// Puts another CPU's range into a remote batch to that CPU, unless the pages sent there and not yet sorted in
-    /// would exceed `most`. Returns whether it did.
+    /// Puts another CPU's range into a remote batch to that CPU, unless the owner's remote-free queue would then hold
+    /// more than `most` pages. Returns whether it did.
     #[inline]
     pub(in crate::iova) fn post(
         &self,
@@ -42,8 +42,8 @@ impl Cpu {
         {
             return false;
         }
-        // A CPU's unsent batches have at most half of its share: so all unsent ranges are at most half of the CPUs'
-        // budgets.
+        // The remote batches of one CPU hold at most half of its budget, so all unsent ranges together are at most half
+        // of all budgets.
         let batch = most / (2 * REMOTE_BATCHES as u64);
         let sent = self.remote_batch(owner).add(self.near.meta(), remote_queues, owner, range, batch);
         self.sent.set(self.sent.get().wrapping_add(sent));
@@ -55,8 +55,8 @@ impl Cpu {
         &self.remote_batches[owner as usize % REMOTE_BATCHES]
     }
 
-    /// Turns the ranges that other CPUs sent into the list of `class` in `zone`, which is empty: at most 64, up to the
-    /// first of another class or zone, or that the list has no room for. Returns whether there were any. Writes only
+    /// Makes the front of the arrived chain the list of `class` in `zone`, which is empty. Stops after 64 ranges, at
+    /// the first range of another class or zone, or when the list is full. Returns whether there were any. Writes only
     /// the last range's word.
     #[inline(never)]
     pub(in crate::iova) fn adopt(
@@ -101,8 +101,6 @@ impl Cpu {
         true
     }
 
-    /// Returns the link to the arrived ranges: the rest of those taken out of the remote-free queue, or all that are
-    /// there now.
     fn arriving(&self, remote_queue: &RemoteQueue) -> Link {
         let rest = Link::from_bits(self.arrived.get());
         if rest == Link::END { remote_queue.take() } else { rest }
@@ -113,8 +111,8 @@ impl Cpu {
         remote_queue.arrived(pages);
     }
 
-    /// Sorts in up to 64 ranges that other CPUs sent: calls `keep` with the word, the page and the order of each.
-    /// Returns whether there were any.
+    /// Takes up to 64 arrived ranges and calls `keep` with the word, the page and the order of each. Returns whether
+    /// there were any.
     #[inline(never)]
     pub(in crate::iova) fn receive(
         &self,
@@ -135,7 +133,7 @@ impl Cpu {
             keep(word, page, order);
         }
         if received == 0 {
-            // Nothing has arrived; or a link leads nowhere, as a range was freed twice, and the ranges behind it leak.
+            // Nothing has arrived; or a double free broke the chain, and the ranges after the break leak.
             link = Link::END;
         }
         self.arrived.set(link.bits());
@@ -146,7 +144,7 @@ impl Cpu {
     }
 
     /// Returns the pages for other CPUs, sent or not, less the pages received from them. The difference wraps; its sum
-    /// over all CPUs is the number of pages on their way.
+    /// over all CPUs is the number of pages in transit.
     pub(in crate::iova) fn on_their_way(&self) -> u64 {
         let unsent = self
             .remote_batches

@@ -1,4 +1,4 @@
-//! Frees, of whole allocations alone: nothing that was not handed out, or not as a whole, comes back.
+//! Frees. Only a whole allocation can be freed; everything else is refused and changes nothing.
 
 use super::IovaSpace;
 use crate::addr::IovaRange;
@@ -11,11 +11,12 @@ use crate::platform::{LocalCpu, Platform};
 impl IovaSpace {
     /// Frees a range, as it was handed out.
     ///
-    /// O(1), onto the CPU's list, or into a batch for its owner. If the CPU caches its share already, up to 64 ranges
-    /// go to the bitmap, under the space's lock and O(log n) for each. A range of more than 512 granules goes there at
-    /// once ([`Bitmap::free`](crate::iova::Bitmap::free)).
+    /// O(1), onto the CPU's list, or into a remote batch for its owner. If the CPU's budget is used up, up to 64 ranges
+    /// are freed to the bitmap first, at O(log n) each under the space's lock. A range of more than 512 granules goes
+    /// there at once ([`Bitmap::free`](crate::iova::Bitmap::free)).
     ///
     /// Context: never allocates, never fails for such a range, and never waits for hardware.
+    ///
     /// # Errors
     /// [`IovaError::NotAllocated`] for anything but a whole range that is handed out: for a part of one, even if only a
     /// part of its last granule is missing, and for one that was freed before. Nothing is changed then. (If two CPUs
@@ -32,7 +33,7 @@ impl IovaSpace {
         if freed { Ok(()) } else { Err(IovaError::NotAllocated { range }) }
     }
 
-    /// Returns whether the range is freed: a `bool`, as the fast path would have to reserve memory for a `Result`.
+    /// Returns a `bool`, as the fast path would have to reserve memory for a `Result`.
     #[cold]
     #[inline(never)]
     fn free_slowly<P: Platform>(&self, platform: &P, range: IovaRange) -> bool {
@@ -41,13 +42,13 @@ impl IovaSpace {
         self.platform.with_cpu(platform, free)
     }
 
-    /// As [`free`](Self::free), with the CPU's own lists if the caller has them. Returns whether the range is freed.
+    /// As [`free`](Self::free), for a caller that is in its exclusive section, if it has one. Returns whether the range
+    /// was freed.
     #[inline]
     pub(crate) fn free_local(&self, own: Option<Own<'_>>, range: IovaRange) -> bool {
         own.is_some_and(|own| self.put(own, range)) || self.free_local_slowly(own, range)
     }
 
-    /// The fast path of a free: puts a range of this CPU's onto its list. Returns whether it did.
     #[inline(always)]
     pub(crate) fn put(&self, own: Own<'_>, range: IovaRange) -> bool {
         self.parts_of(range).is_some_and(|(page, pages, class)| self.cached.put(own, page, pages, class))
@@ -63,15 +64,13 @@ impl IovaSpace {
         Some((range.start().get().rotate_right(self.shift), pages, class))
     }
 
-    /// As [`free_local`](Self::free_local), for a range that the fast path does not take.
     #[cold]
     #[inline(never)]
     fn free_local_slowly(&self, own: Option<Own<'_>>, range: IovaRange) -> bool {
         own.is_some_and(|own| self.post(own, range)) || self.free_any(own, range)
     }
 
-    /// Puts a range of another CPU's into the remote batch to that CPU, if there is one with room. Returns whether it
-    /// did.
+    /// As in `put`, into the remote batch of the range's CPU.
     #[inline]
     fn post(&self, own: Own<'_>, range: IovaRange) -> bool {
         self.parts_of(range).is_some_and(|(page, pages, class)| self.cached.post(own, page, pages, class))
@@ -87,15 +86,15 @@ impl IovaSpace {
         is_natural && is_whole && self.cached.free(own, &self.bitmap, page, pages, order)
     }
 
-    /// Returns the live range that has all of `part`, which is whole granules, unless it is [divided](Self::divide).
+    /// Returns the live range that contains `part`, whole granules, unless it is [divided](Self::divide).
     pub(crate) fn whole_of(&self, part: IovaRange) -> Option<IovaRange> {
         let is_whole = (part.start().get() | part.len()) & self.granule.offset_mask() == 0;
         let found = self.cached.whole_of(part.start().get() >> self.shift, part.len() >> self.shift);
         found.filter(|_| is_whole).map(|(page, pages)| self.range(page, pages))
     }
 
-    /// Records that `range`, which is handed out, stays its caller's however often parts of it are mapped and unmapped.
-    /// Returns whether it is still handed out.
+    /// Marks the range `range`, which is handed out, as divided: unmapping its parts does not free it. Returns `false`
+    /// if it is no longer handed out.
     pub(crate) fn divide(&self, range: IovaRange) -> bool {
         self.cached.divide(range.start().get() >> self.shift, range.len().div_ceil(self.granule.bytes()))
     }

@@ -71,7 +71,7 @@ fn a_grant_takes_what_is_not_used_and_no_more() {
                 let spilled = cpu.spill(0, order, &mut out[..most]) as u64;
                 assert_eq!(spilled, count.min(most as u64));
                 assert_eq!((cpu.count(order), cpu.granted(order)), (count - spilled, count - spilled));
-                assert_eq!(cpu.list(0, order).batch.get(), batch / 2, "what is spilled was too much");
+                assert_eq!(cpu.list(0, order).last_refill.get(), batch / 2, "what is spilled was too much");
             }
             _ => {
                 let room = cpu.granted(order) > cpu.count(order);
