@@ -31,7 +31,7 @@ pub struct Geometry {
 /// the granule.
 ///
 /// # Safety
-/// Buffers go back to their owners, and frames to their allocator, on the word of this trait.
+/// The library returns buffers to their owners, and frames to their allocator, because of these promises:
 ///
 /// 1. A device reaches memory through an address of this mapper only while a [`map`](Self::map) (or
 ///    [`map_fast`](Self::map_fast), or [`map_list_fast`](Self::map_list_fast)) of just that memory to that address is
@@ -55,18 +55,18 @@ pub struct Geometry {
 /// 9. [`geometry`](Self::geometry) always returns the same.
 pub unsafe trait Mapper: Send + Sync + 'static {
     /// Whether it implements [`map_fast`](Self::map_fast) and [`unmap_fast`](Self::unmap_fast). If not, the domain does
-    /// not call them, nor [`map_list_fast`](Self::map_list_fast), and takes no address for them in vain. To implement
-    /// them, or to pass them on to another mapper, takes the feature `parts`, which names the section, `percpu::Turn`.
+    /// not call them, nor [`map_list_fast`](Self::map_list_fast), and does not first allocate an IOVA for them.
+    /// Implementing or forwarding them needs the feature `parts`, which exports `percpu::Turn`.
     const IS_QUICK: bool = false;
 
-    /// Whether it removes a mapping of one [`map`](Self::map) only as a whole, as a kernel does for its processes. The
+    /// Whether it can remove what one [`map`](Self::map) mapped only as a whole, as VFIO type 1 and iommufd do. The
     /// domain then notes which parts are to go, and unmaps all of a mapping when no part of it is wanted.
     const REMOVES_WHOLES: bool = false;
 
-    /// Returns the addresses and page sizes of the address space. They never change.
+    /// The addresses and page sizes of the address space. They never change.
     fn geometry(&self) -> &Geometry;
 
-    /// Returns the costs of [`sync`](Self::sync). They never change.
+    /// The costs of [`sync`](Self::sync). They never change.
     fn costs(&self) -> Costs {
         Costs::BARE_METAL
     }
@@ -102,7 +102,7 @@ pub unsafe trait Mapper: Send + Sync + 'static {
         gather: &mut Gather,
     ) -> Result<(), MapError>;
 
-    /// Returns the section flags for which CPUs of `platform` call [`map_fast`](Self::map_fast) and
+    /// The section flags for which CPUs of `platform` call [`map_fast`](Self::map_fast) and
     /// [`unmap_fast`](Self::unmap_fast), so that the caller may use values of its own in the same exclusive sections.
     /// `None` if the mapper has no flags, or none for CPUs of this platform.
     fn marks<P: Platform>(&self, platform: &P) -> Option<&Shared<Marks>> {
@@ -113,9 +113,7 @@ pub unsafe trait Mapper: Send + Sync + 'static {
     /// Maps `range` to the memory at `phys` as [`map`](Self::map) does, in an exclusive section of the caller's, if
     /// that takes only a short time. Returns whether it did. If not, nothing is changed, and `map` does it or returns
     /// the error; this is always so if the section is not of the mapper's [section flags](Self::marks). What it enters
-    /// needs no invalidation.
-    ///
-    /// Context: any that holds a CPU; never allocates or waits.
+    /// needs no invalidation. Context: any that holds a CPU; never allocates or waits.
     ///
     /// # Safety
     /// As for [`map`](Self::map).
@@ -132,7 +130,7 @@ pub unsafe trait Mapper: Send + Sync + 'static {
     }
 
     /// As [`map_fast`](Self::map_fast), to the pieces of memory in `list`, each with its length, one after the other.
-    /// May go through a clone of `list` before. A mapper with a fast path for one piece alone need not implement it.
+    /// May iterate over a clone of `list` first. A mapper with a fast path for one piece alone need not implement it.
     ///
     /// # Safety
     /// 1. As for [`map`](Self::map).
@@ -152,9 +150,7 @@ pub unsafe trait Mapper: Send + Sync + 'static {
     /// Removes the translations of all of `range`, in an exclusive section of the caller's, if that takes only a short
     /// time. Returns whether it did: then all of `range` was mapped, and [`sync_range`](Self::sync_range) makes it
     /// unreachable. If not, nothing is changed, and [`unmap`](Self::unmap) does it; this is always so if the section is
-    /// not of the mapper's [section flags](Self::marks).
-    ///
-    /// Context: any that holds a CPU; never allocates or waits.
+    /// not of the mapper's [section flags](Self::marks). Context: any that holds a CPU; never allocates or waits.
     #[inline]
     fn unmap_fast(&self, turn: &Turn<'_>, range: IovaRange) -> bool {
         let _ = (turn, range);

@@ -1,5 +1,5 @@
-//! Per-CPU counters of a domain: maps, unmaps, flushes, leaked addresses, and the neighbours of live mappings. A sum over all CPUs
-//! misses no change; a sum that is read during changes may mix slightly different times.
+//! Per-CPU counters of a domain: maps, unmaps, flushes, leaked addresses, and the neighbours of live mappings. A sum over all CPUs misses
+//! no change; a sum that is read during changes may mix slightly different times.
 
 use core::mem::MaybeUninit;
 
@@ -23,8 +23,8 @@ pub(super) struct Book {
     pub flushes: Counter,
     /// Leaked bytes of addresses.
     pub lost: Counter,
-    /// Bytes beside live buffers. It is negative where buffers are mapped on another CPU and unmapped on this one; the sum over all CPUs
-    /// is not.
+    /// Bytes beside live buffers. It is negative if buffers are mapped on another CPU and unmapped on this one; the sum over all CPUs is
+    /// not.
     neighbours: Counter,
     opened: Counter,
     /// Changes of `neighbours` until the clock is read again: see [`Level`].

@@ -12,7 +12,7 @@ pub enum MapListError {
     /// The list has no segment.
     #[error("the list has no segments")]
     EmptyList,
-    /// A segment has no byte.
+    /// A segment has length 0.
     #[error("segment {index}, at {phys}, is empty")]
     EmptySegment {
         /// Its place in the list.
@@ -52,7 +52,7 @@ pub enum MapListError {
         /// The length of the caller's list.
         room: usize,
     },
-    /// The list is longer than a mapping of a device can say: 2^32 - 1 granules, 2^32 - 1 bytes of them beside the list's pieces.
+    /// The list exceeds what a device's mapping can record: 2^32 - 1 pages of 4 KiB, or 2^32 - 1 bytes in its granules beside its pieces.
     /// [`Domain::map`](super::Domain::map) has no such limit.
     #[error(
         "{bytes} bytes in whole granules, {beside} of them beside the list's pieces, are more than one mapping has"
@@ -63,8 +63,8 @@ pub enum MapListError {
         /// Those that are not the list's.
         beside: u64,
     },
-    /// The mapper refused the list half-way. The entries are removed, but the hardware did not confirm that: **devices may still reach
-    /// the memory** until a later [`Domain::flush`](super::Domain::flush) succeeds.
+    /// The mapper refused the list half-way. The entries are removed, but the hardware did not confirm that: **devices may still reach the
+    /// memory** until a later [`Domain::flush`](super::Domain::flush) succeeds.
     #[error(
         "a map was refused half-way and could not be undone, so devices may still reach a part of the buffer, until the domain is flushed: {error}"
     )]
@@ -78,8 +78,8 @@ pub enum MapListError {
         /// Frames asked for.
         frames: usize,
     },
-    /// The device is non-coherent. It maps by its queues, which clean and invalidate the CPUs' caches, and its
-    /// [coherent memory](crate::dma::CoherentMemory) needs [uncached](crate::platform::Frames::UNCACHED) frames.
+    /// The device is non-coherent. It maps by its queues, which clean and invalidate the CPUs' caches, and its [coherent
+    /// memory](crate::dma::CoherentMemory) needs [uncached](crate::platform::Frames::UNCACHED) frames.
     #[error("a device that is not coherent maps by its queues, and coherent memory of uncached frames")]
     NotCoherent,
     /// There are no I/O virtual addresses for the list.
@@ -91,7 +91,7 @@ pub enum MapListError {
 }
 
 impl MapListError {
-    /// Returns the address of the last byte of `segment`, which is number `index` of its list.
+    /// Returns the address of the last byte of `segment`, number `index` of its list.
     #[inline]
     pub(crate) fn check(segment: PhysSegment, index: usize) -> Result<PhysAddr, Self> {
         let PhysSegment { phys, len } = segment;
@@ -107,7 +107,7 @@ impl MapListError {
 #[non_exhaustive]
 pub enum UnmapError {
     /// Only a part of the range, or nothing, was mapped. That part is unmapped and unreachable. Its addresses leak, as the library cannot
-    /// know which mapping they belonged to. They are free where the range is exactly one mapping, of which other parts were unmapped before.
+    /// know which mapping they belonged to. They are free if the range is exactly one mapping, of which other parts were unmapped before.
     #[error("unmapping {range}: only {unmapped} bytes of it were mapped")]
     NotMapped {
         /// What was to be unmapped.
@@ -119,10 +119,10 @@ pub enum UnmapError {
     /// of one of these:
     ///
     /// - a large page that could not be split, for want of memory or of a confirmation. Unmap the part again; that call returns
-    ///   [`NotMapped`](Self::NotMapped) where some of the part is gone by then;
+    ///   [`NotMapped`](Self::NotMapped) if some of the part is gone by then;
     /// - a mapping that the mapper [removes as a whole](crate::mapper::Mapper::REMOVES_WHOLES) only. The call with its last part unmaps all
-    ///   of it, and returns the result. From that call on, do not unmap any other part again: another mapping may have its addresses. If that
-    ///   call fails, unmap the range of its error;
+    ///   of it, and returns the result. From that call on, do not unmap any other part again: another mapping may have its addresses. If
+    ///   that call fails, unmap the range of its error;
     /// - what the mapper cannot remove for a reason of its own.
     #[error("unmapping {range}: devices still reach {kept} bytes of it, {unmapped} bytes were unmapped")]
     StillMapped {

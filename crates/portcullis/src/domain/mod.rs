@@ -1,11 +1,11 @@
 //! A [`Domain`]: one I/O address space, with its addresses, its translations and its policy.
 //!
-//! It guarantees that mapped addresses are handed out again only after an invalidation is confirmed that began when their entries
-//! were clear. Callers do their part: each ends its own mappings only, and frees unlinked addresses only after the confirmation.
+//! Mapped addresses are handed out again only after an invalidation is confirmed that began when their entries were clear. Callers do their
+//! part: each ends its own mappings only, and frees unlinked addresses only after the confirmation.
 //!
-//! Read `policy`, then `space` (the domain), and below it `lifecycle` (tokens), `open` (maps), `endings` (unmaps), `deferred` (what waits
-//! for a flush), `flushes`, `steps` (for batches and rings) and `live` (changes while I/O runs). It uses `mapper`, `invalidation`, `exposure`, `pgtable`, `iova`,
-//! `percpu`, `platform` and what is below.
+//! Read `policy`, then `space` (the domain), and below it `lifecycle` (tokens), `open` (maps), `endings` (unmaps), `deferred` (ranges that
+//! await a flush), `flushes`, `steps` (for batches and rings) and `live` (changes while I/O runs). This layer uses `mapper`,
+//! `invalidation`, `exposure`, `pgtable`, `iova`, `percpu`, `platform` and those below them.
 
 mod account;
 mod error;

@@ -10,10 +10,8 @@ use crate::addr::{Iova, IovaRange};
 use crate::iova::IovaSpace;
 use crate::sync::{AtomicUsize, Mutex, Ordering};
 
-/// The notes of all partly unmapped mappings of a domain. Each call takes one lock, and finds a note in O(log n). Adding a note and
-/// removing one is O(n).
-///
-/// The range of a note is [divided](IovaSpace::divide), so no fast path frees it and leaves the note behind.
+/// The notes of all partly unmapped mappings of a domain. Each call takes one lock, and finds a note in O(log n); adding or removing one is
+/// O(n). The range of a note is [divided](IovaSpace::divide), so no fast path frees it and leaves the note behind.
 #[derive(Debug, Default)]
 pub(crate) struct Parts {
     /// Sorted by address.
@@ -31,7 +29,7 @@ struct Note {
 }
 
 impl Note {
-    /// Whether all of it is removed or unwanted. (A part is removed on its own where there was no memory for a note of it.)
+    /// Whether all of it is removed or unwanted. (A part is removed on its own if there was no memory for a note of it.)
     fn is_unwanted(&self) -> bool {
         self.unwanted.iter().fold(self.gone, |sum, part| sum.saturating_add(part.len())) >= self.whole.len()
     }
@@ -84,13 +82,13 @@ impl Parts {
         Some(result)
     }
 
-    /// Whether there is no note. One load.
+    /// One load.
     pub fn is_empty(&self) -> bool {
         self.count.load(Ordering::Relaxed) == 0
     }
 
     /// Notes that devices do not reach `part` any more. Returns the whole mapping, and removes its note, after the last part. `Err` without
-    /// memory for a note, and where `part` belongs to no mapping.
+    /// memory for a note, and if `part` belongs to no mapping.
     pub fn gone(&self, space: &IovaSpace, part: IovaRange) -> Result<Option<IovaRange>, NoNote> {
         let make = |notes: &mut Vec<Note>| Self::divided(space, part, notes);
         let gone = self.with_made(part, make, |note| {
@@ -102,8 +100,8 @@ impl Parts {
     }
 
     /// Notes that `part` is unwanted, for a mapper that removes mappings as a whole. Returns the range to remove now: all of the mapping,
-    /// which only one call is given; or `part` itself, where it is a whole mapping or none that can have a note. `None` while the rest is
-    /// wanted, and without memory for the part. A part may come twice.
+    /// which only one call is given; or `part` itself, if it is a whole mapping or none that can have a note. `None` while other parts are
+    /// still in use, or without memory to note the part. The same part may be passed twice.
     pub fn unwant(&self, space: &IovaSpace, part: IovaRange) -> Option<IovaRange> {
         let noted = self.with_made(
             part,
@@ -132,7 +130,7 @@ impl Parts {
         was_rest.unwrap_or(false)
     }
 
-    /// Removes the note of `whole`, which is freed or leaked. Returns how many of its bytes were removed before. One load where there is no
+    /// Removes the note of `whole`, which is freed or leaked. Returns how many of its bytes were removed before. One load if there is no
     /// note.
     pub fn forget(&self, whole: IovaRange) -> u64 {
         if self.is_empty() {

@@ -9,8 +9,8 @@ use crate::pgtable::MapError;
 /// Memory for [reserved](super::Reserved::pieces) addresses, noted piece by piece in any order. One call then maps all of it
 /// ([`Reserved::link`](super::Reserved::link)).
 ///
-/// A driver that maps many buffers one by one pays for each map: below a process, a system call and one of the kernel's mappings. A noted
-/// piece has its address at once, and the mapper gets all pieces together: it makes one mapping (or large pages) of pieces that are
+/// A driver that maps many buffers one by one pays for each map: in user space, one system call and one VFIO or iommufd mapping each. A
+/// noted piece has its address at once, and the mapper gets all pieces together: it makes one mapping (or large pages) of pieces that are
 /// neighbours both in memory and in addresses. **No device reaches a piece before the link.** The link opens exactly the noted memory. The
 /// pieces also end together, as one mapping: see [`Mapper::REMOVES_WHOLES`](crate::mapper::Mapper::REMOVES_WHOLES) for parts of it. (Linux
 /// links pieces into one range since 6.16: `dma_iova_link`, `include/linux/dma-mapping.h`.)
@@ -21,7 +21,7 @@ use crate::pgtable::MapError;
 /// # use portcullis::invalidation::Gather;
 /// # use portcullis::mapper::Mapper;
 /// # use portcullis::platform::Platform;
-/// /// Maps two buffers of a page each, the second behind the first for the device. `Domain::unmap` ends that, for both pages.
+/// /// Maps two buffers of a page each, the second after the first in IOVA space. `Domain::unmap` ends that, for both pages.
 /// ///
 /// /// # Safety
 /// /// As for [`Domain::map`], clauses 1 to 3.
@@ -79,7 +79,7 @@ impl Pieces {
     ///
     /// # Errors
     /// [`MapListError`]: the piece is empty, misaligned or runs past the end of the range, or there is no memory for the note. Nothing is
-    /// noted. Overlaps are found by [`list`](Self::list).
+    /// noted. [`list`](Self::list) finds overlaps.
     pub fn add(&mut self, offset: u64, memory: PhysSegment) -> Result<Iova, MapListError> {
         let (range, granule, index) = (self.range, self.granule.bytes(), self.pieces.len());
         MapListError::check(memory, index)?;
@@ -97,11 +97,11 @@ impl Pieces {
         Ok(at)
     }
 
-    /// All noted pieces, sorted by address, neighbours merged: a list for [`Reserved::link`](super::Reserved::link) that fills the range. For
-    /// n pieces O(n log n), or O(n) where they came in order. Allocates the list.
+    /// All noted pieces, sorted by address, neighbours merged: a list for [`Reserved::link`](super::Reserved::link) that fills the range.
+    /// For n pieces O(n log n), or O(n) if they came in order. Allocates the list.
     ///
     /// # Errors
-    /// [`MapListError::NotOnce`] where an address has no piece or two; or no memory for the list. The notes stay.
+    /// [`MapListError::NotOnce`] if an address has no piece or two; or no memory for the list. The notes stay.
     pub fn list(&mut self) -> Result<Vec<PhysSegment>, MapListError> {
         let start = self.range.start();
         self.pieces.sort_unstable_by_key(|piece| piece.offset);

@@ -6,15 +6,16 @@ use crate::sync::{AtomicU64, Ordering};
 
 /// A domain's policy: how long a device may reach memory after it was unmapped, and at what price.
 ///
-/// It governs unmaps that end one by one. For queues that batch or copy, the [`QueueConfig`](crate::dma::QueueConfig) says when devices
-/// lose access. A policy of the command line (`--policy strict-ring`) is a domain's policy together with a queue's configuration.
+/// It applies to unmaps that are not batched or copied. For queues that batch or copy, the [`QueueConfig`](crate::dma::QueueConfig) says
+/// when devices lose access. A policy of the command line (`--policy strict-ring`) is a domain's policy together with a queue's
+/// configuration.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Policy {
     /// Devices use physical addresses and always reach everything. Costs nothing.
     Passthrough,
-    /// Devices may reach unmapped memory until the next flush. It begins at the latest `window_ns` after the unmap, and earlier when a CPU has
-    /// 256 unmaps waiting (or all CPUs together 32,768, where they [share one queue](Costs::shares_one_queue)). Devices reach whole *pages*.
+    /// Devices may reach unmapped memory until the next flush. It begins at most `window_ns` after the unmap, and earlier when a CPU has
+    /// deferred 256 unmaps (or all CPUs together 32,768, if they [share one queue](Costs::shares_one_queue)). Devices reach whole *pages*.
     /// Costs a share of a flush.
     Lazy {
         /// The longest time in nanoseconds from an unmap to the start of the flush that covers it.
@@ -29,7 +30,7 @@ impl Policy {
     /// Lazy with Linux's window since 2016, 10 ms.
     pub const LAZY: Self = Self::Lazy { window_ns: 10_000_000 };
 
-    /// Lazy with a window that suits the cost of a flush: 1 s where all CPUs [share one queue](Costs::shares_one_queue), as in Linux since
+    /// Lazy with a window that suits the cost of a flush: 1 s if all CPUs [share one queue](Costs::shares_one_queue), as in Linux since
     /// 2023, else 10 ms.
     pub const fn lazy_for(costs: &Costs) -> Self {
         if costs.shares_one_queue() { Self::Lazy { window_ns: 1_000_000_000 } } else { Self::LAZY }
@@ -92,7 +93,7 @@ pub(crate) struct AtomicPolicy(AtomicU64);
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct PolicyWord(u64);
 
-/// The encoding. Words from `LAZY` on are lazy: `LAZY` plus the window in nanoseconds.
+/// Words from `LAZY` on are lazy: `LAZY` plus the window in nanoseconds.
 const NONE: u64 = 0;
 const STRICT: u64 = 1;
 const PASSTHROUGH: u64 = 2;
@@ -127,7 +128,7 @@ impl PolicyWord {
         if self.0 == NONE { other } else { self }
     }
 
-    /// The nanoseconds for which a mapping that ends under this policy may wait for a flush; `None` where it must not wait.
+    /// The nanoseconds for which a mapping that ends under this policy may be deferred; `None` if it must not be.
     #[inline]
     pub(crate) const fn window(self) -> Option<u64> {
         self.0.checked_sub(LAZY)

@@ -1,5 +1,5 @@
-//! The [`Domain`]: it maps lists of segments, and unmaps ranges by its policy. A list is mapped as a whole or not at all. No other
-//! caller gets a mapped range before an unmap has freed it.
+//! The [`Domain`]: it maps lists of segments, and unmaps ranges by its policy. A list is mapped as a whole or not at all. No other caller
+//! gets a mapped range before an unmap has freed it.
 
 mod addresses;
 mod at_once;
@@ -46,7 +46,7 @@ pub struct DomainStats {
     pub iova_bytes: u64,
     /// Bytes of addresses that are handed out or in per-CPU caches.
     pub taken_iova_bytes: u64,
-    /// Bytes of these that are in per-CPU caches, or on their way to another CPU as remote frees.
+    /// Bytes of these that are in per-CPU caches, or in transit to another CPU as remote frees.
     pub cached_iova_bytes: u64,
     /// The peak of `taken_iova_bytes`.
     pub peak_iova_bytes: u64,
@@ -63,9 +63,8 @@ pub struct DomainStats {
     pub lost_iova_bytes: u64,
 }
 
-/// One I/O address space, shared by the devices attached to it.
-///
-/// Any number of CPUs may call its methods at once. Dropping the domain drops its mapper; detach its devices before.
+/// One I/O address space, shared by the devices attached to it. Any number of CPUs may call its methods at once. Dropping the domain drops
+/// its mapper; detach its devices before.
 pub struct Domain<M: Mapper, P: Platform> {
     platform: P,
     mapper: M,
@@ -81,7 +80,7 @@ pub struct Domain<M: Mapper, P: Platform> {
     rings: AtomicU64,
     reserved: Vec<IovaRange>,
     parts: Parts,
-    /// Whether maps may be called by interrupt handlers, and the work that these have left.
+    /// Whether interrupt handlers may call maps, and the work that these have left.
     at_once: AtOnce,
 }
 
@@ -96,9 +95,8 @@ impl<M: Mapper, P: Platform> fmt::Debug for Domain<M, P> {
 }
 
 impl<M: Mapper, P: Platform> Domain<M, P> {
-    /// Makes an empty domain, and registers it with the platform for timers and released CPUs.
-    ///
-    /// Context: allocates the caches, queues and counters of all CPUs; does not wait.
+    /// Makes an empty domain, and registers it with the platform for timers and released CPUs. Context: allocates the caches, queues and
+    /// counters of all CPUs; does not wait.
     ///
     /// # Errors
     /// [`SetupError`]: the mapper's geometry leaves no addresses, or there is no memory.
@@ -107,9 +105,6 @@ impl<M: Mapper, P: Platform> Domain<M, P> {
     }
 
     /// As [`new`](Self::new), with addresses up to `last` only, and none of `reserved`.
-    ///
-    /// # Errors
-    /// As [`new`](Self::new).
     #[inline(never)]
     pub(crate) fn within(
         platform: P,
@@ -186,8 +181,8 @@ impl<M: Mapper, P: Platform> Domain<M, P> {
         self.translated
     }
 
-    /// The mapper, for callers that look at it, or add devices' TLBs. An unmap through it does not end the domain's mapping: the owner's unmap
-    /// returns [`UnmapError::NotMapped`](super::UnmapError::NotMapped), and invalidates the range; its addresses leak, and are not counted.
+    /// The mapper, to inspect it or to add device TLBs. An unmap through it does not end the domain's mapping: the owner's unmap returns
+    /// [`UnmapError::NotMapped`](super::UnmapError::NotMapped), and invalidates the range; its addresses leak, and are not counted.
     pub fn mapper(&self) -> &M {
         &self.mapper
     }
@@ -203,16 +198,15 @@ impl<M: Mapper, P: Platform> Domain<M, P> {
         self.granule
     }
 
-    /// Maps the pages that `list` touches, one segment after another, into one range of addresses at or below `limit`.
+    /// Maps the pages that `list` touches, one segment after another, into one range of addresses at or below `limit`. Costs one allocation
+    /// of addresses, one walk for each leaf table, and one store for each entry.
     ///
-    /// Costs one allocation of addresses, one walk for each leaf table, and one store for each entry.
-    ///
-    /// Context: may allocate page tables. Waits for hardware where addresses or memory for tables are exhausted, where a failed call is
-    /// undone, and where the mapper waits for each map (as for hardware in
-    /// [caching mode](crate::invalidation::InvalidationQueue::caches_absent)). The caller holds no lock and no CPU.
+    /// Context: may allocate page tables. Waits for hardware if addresses or memory for tables are exhausted, if a failed call is undone,
+    /// and if the mapper waits for each map (as for hardware in [caching mode](crate::invalidation::InvalidationQueue::caches_absent)). The
+    /// caller holds no lock and no CPU.
     ///
     /// # Errors
-    /// [`MapListError`]: nothing is mapped. No addresses leak, except where another caller's translation was in the way.
+    /// [`MapListError`]: nothing is mapped. No addresses leak, except if another caller's translation was in the way.
     ///
     /// # Safety
     /// The mapping *lasts* until an [`unmap`](Self::unmap) of it has returned `Ok` and, under a lazy policy, the flush that covers it is
@@ -243,7 +237,7 @@ impl<M: Mapper, P: Platform> Domain<M, P> {
     }
 
     /// The fast path of [`map`](Self::map) for one segment: takes addresses from the CPU's cache and enters them, in one exclusive section.
-    /// Where that is not possible, returns `None` with nothing changed; `map` then does it or says why not. The segment's neighbours
+    /// If that is not possible, returns `None` with nothing changed; `map` then does it or says why not. The segment's neighbours
     /// [count](Self::count_neighbours). Calls `counted` with the CPU on success.
     ///
     /// # Safety
@@ -269,7 +263,7 @@ impl<M: Mapper, P: Platform> Domain<M, P> {
         self.take_and(enter, (len, len - used), limit, counted)
     }
 
-    /// Takes `len` bytes of addresses from the CPU's cache, and calls `enter` to map them in the same exclusive section. Where either fails,
+    /// Takes `len` bytes of addresses from the CPU's cache, and calls `enter` to map them in the same exclusive section. If either fails,
     /// nothing is changed. `neighbours` of the bytes are neighbours. Calls `counted` with the CPU on success.
     #[inline(always)]
     fn take_and(
@@ -299,8 +293,8 @@ impl<M: Mapper, P: Platform> Domain<M, P> {
         Some(self.platform.with_cpu_fast(fast)??.done())
     }
 
-    /// Frees empty page tables, for a caller that is short of memory. Returns the freed bytes. `map` does the same before it fails for want of
-    /// table memory, unless another reclaim is running.
+    /// Frees empty page tables, for a caller that is short of memory. Returns the freed bytes. `map` does the same before it fails for want
+    /// of table memory, unless another reclaim is running.
     ///
     /// Context: looks at all tables, and waits for hardware, for a grace period, and for reclaims that were called before: see
     /// [`PageTable::reclaim`](crate::pgtable::PageTable::reclaim). The caller holds no CPU, and is no interrupt handler.
@@ -330,11 +324,11 @@ impl<M: Mapper, P: Platform> Domain<M, P> {
         }
     }
 
-    /// Bytes of the pages that `list` touches, which are the bytes of addresses that it needs. O(segments).
+    /// Bytes of the pages that `list` touches, which are the bytes of addresses that it needs. O(segments). This checks every sum that
+    /// mapping the list computes.
     ///
     /// # Errors
-    /// [`MapListError`]: an empty list or segment, or one that runs past the end of the address space. This checks every sum that mapping
-    /// the list computes.
+    /// [`MapListError`]: an empty list or segment, or one that runs past the end of the address space.
     pub fn pages_of(&self, list: &[PhysSegment]) -> Result<u64, MapListError> {
         // With 48-bit numbers and fewer than 2^12 segments no sum wraps, so no segment needs a check of its own.
         let (mut bits, mut has_empty, mut total) = (self.granule.offset_mask(), false, 0_u64);

@@ -2,8 +2,8 @@
 
 use crate::addr::{DmaSegment, Iova, PageSize, PhysSegment};
 
-/// The device's view of a list, in order. Touching neighbours are merged. It ends with `None` where a sum overflows, which cannot happen
-/// for a mapped list.
+/// The device's view of a list, in order. Touching neighbours are merged. It ends with `None` if a sum overflows, which cannot happen for a
+/// mapped list.
 #[derive(Debug, Clone)]
 pub(crate) struct DeviceView<'a> {
     rest: &'a [PhysSegment],

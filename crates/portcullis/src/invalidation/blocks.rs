@@ -6,28 +6,27 @@
 //! hardware a read of memory; a translation that was dropped without need costs a walk, of several reads, if a device still uses it. So a
 //! range takes:
 //!
-//! - **by blocks, one or two**. Where a range lies across a multiple of a large power of two, a single block around it could be the whole
+//! - **by blocks, one or two**. Where a range crosses a multiple of a large power of two, a single block around it could be the whole
 //!   address space. Such a range is cut at that multiple, with a block on each side. A single block is taken where it holds at most twice
 //!   the pages of the larger of the two.
 //! - **by pages**, one command for each, up to [`MOST_BLOCKS`].
 //! - **by runs**, one.
 //!
-//! The border between two blocks cuts no page that lies wholly in the range, as hardware need not drop a page of which a command names
-//! only a part (Intel VT-d, architecture specification, Rev. 4.1, section 6.5.2.3). Every page lies at a multiple of its size, and the
-//! border at a multiple of more than the size of any page that could lie across it.
+//! The border between two blocks cuts no page that lies wholly in the range, as hardware need not drop a page of which a command names only
+//! a part (Intel VT-d, architecture specification, Rev. 4.1, section 6.5.2.3). Every page lies at a multiple of its size, and the border at
+//! a multiple of more than the size of any page that could lie across it.
 
 use core::ops::Range;
 
 use crate::addr::{Iova, IovaRange, PageSize};
 
-/// The most blocks of one range. An IOTLB has some hundred entries at the most ([`Costs::BARE_METAL`](super::Costs::BARE_METAL)
-/// counts 64), so a range of more pages may as well take an invalidation of the domain.
+/// The most blocks of one range. An IOTLB has some hundred entries at the most ([`Costs::BARE_METAL`](super::Costs::BARE_METAL) counts 64),
+/// so a range of more pages may as well take an invalidation of the domain.
 pub const MOST_BLOCKS: usize = 64;
 
 /// The binary logarithm of the most pages that a [run](Granularity::Run) counts.
 const RUN_BITS: u32 = 5;
 
-/// The largest exponent of a [run](Granularity::Run).
 const MOST_SCALE: u32 = 31;
 
 /// The unit of one invalidation command.
@@ -35,8 +34,8 @@ const MOST_SCALE: u32 = 31;
 pub enum Granularity {
     /// One page of the granule. It also drops the larger page that contains the address.
     ///
-    /// RISC-V (IOMMU architecture specification, version 1.0, "IOMMU Page-Table cache invalidation commands"); SMMUv3 without
-    /// IDR3.RIL (IHI 0070, section 4.4).
+    /// RISC-V (IOMMU architecture specification, version 1.0, "IOMMU Page-Table cache invalidation commands"); SMMUv3 without IDR3.RIL (IHI
+    /// 0070, section 4.4).
     Page,
     /// 2^n pages of the granule at a multiple of their size. The hardware need not drop a page of which they are only a part.
     ///
@@ -70,7 +69,7 @@ pub struct Block {
 }
 
 impl Block {
-    /// The block's addresses, in pages of `granule`. `None` where they end beyond the last address, or are the whole address space.
+    /// The block's addresses, in pages of `granule`. `None` if they end beyond the last address, or are the whole address space.
     pub fn range(&self, granule: PageSize) -> Option<IovaRange> {
         let pages = u64::from(self.count).checked_mul(1_u64.checked_shl(self.order)?)?;
         IovaRange::new(self.address, pages.checked_mul(granule.bytes())?).ok()
@@ -83,7 +82,6 @@ pub struct Blocks {
     shift: u32,
     /// Pages that are named one by one.
     pages: Range<u64>,
-    /// The blocks after them.
     blocks: [Option<Block>; 2],
 }
 
@@ -106,15 +104,15 @@ impl Iterator for Blocks {
 
 impl ExactSizeIterator for Blocks {}
 
-/// Returns blocks that together hold each page of `granule` that `range` touches, for commands of this granularity; `None` where the
-/// domain must be invalidated. A few instructions; allocates nothing.
+/// Returns blocks that together hold each page of `granule` that `range` touches, for commands of this granularity; `None` where the domain
+/// must be invalidated. A few instructions; allocates nothing.
 ///
 /// For a range that touches n pages these are:
 ///
-/// - [`Page`](Granularity::Page): n blocks of one page; `None` where n is above [`MOST_BLOCKS`];
-/// - [`Block`](Granularity::Block): one or two, of less than 4 n pages in sum; `None` where a block would exceed the largest order, or
-///   where the range may be a single page that does;
-/// - [`Run`](Granularity::Run): one, of at most n + n / 16 pages; `None` where n is above 2^36.
+/// - [`Page`](Granularity::Page): n blocks of one page; `None` if n is above [`MOST_BLOCKS`];
+/// - [`Block`](Granularity::Block): one or two, of less than 4 n pages in sum; `None` if a block would exceed the largest order, or if the
+///   range may be a single page that does;
+/// - [`Run`](Granularity::Run): one, of at most n + n / 16 pages; `None` if n is above 2^36.
 pub fn blocks(range: IovaRange, granule: PageSize, granularity: Granularity) -> Option<Blocks> {
     let shift = granule.shift();
     let (first, last) = (range.start().get() >> shift, range.last().get() >> shift);
@@ -130,13 +128,11 @@ pub fn blocks(range: IovaRange, granule: PageSize, granularity: Granularity) -> 
     }
 }
 
-/// The blocks for the pages `first` to `last`, by [`Granularity::Block`].
 fn aligned(first: u64, last: u64, shift: u32, max_order: u32) -> Option<[Option<Block>; 2]> {
     // The order of the smallest block that contains both.
     let order = |first: u64, last: u64| u64::BITS - (first ^ last).leading_zeros();
     let block = |first: u64, last: u64| {
         let order = order(first, last);
-        // Zero for the whole address space.
         let page = first.checked_shr(order).and_then(|block| block.checked_shl(order)).unwrap_or(0);
         Block { address: Iova::new(page << shift), order, count: 1 }
     };

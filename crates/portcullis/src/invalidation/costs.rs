@@ -5,14 +5,14 @@ use super::QUEUE_ENTRIES;
 /// The most that an unmap should pay for its share of a flush, in nanoseconds.
 const SHARE_NS: u32 = 10;
 
-/// What invalidations cost on the present hardware, in nanoseconds. The library chooses by it between ways that are all safe.
+/// What invalidations cost on the present hardware, in nanoseconds. The library uses it to choose between equally safe ways.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Costs {
     /// A submission, from the doorbell to the confirmation, whatever the number of requests.
     pub submission_ns: u32,
     /// Each request in it.
     pub request_ns: u32,
-    /// The time in which devices refetch what an invalidation of the whole domain drops.
+    /// The time in which devices refetch what a domain-wide invalidation drops.
     pub refill_ns: u32,
 }
 
@@ -27,8 +27,8 @@ impl Costs {
         ranges > u64::from(self.request_ns) + u64::from(self.refill_ns)
     }
 
-    /// Whether flushes are so expensive that all CPUs should share one long flush queue: with a queue of 256 for each CPU, a flush would cost
-    /// more than 10 ns for each unmap. That is so for emulated and paravirtual IOMMUs, whose flushes take microseconds.
+    /// Whether flushes are so expensive that all CPUs should share one long flush queue: with a queue of 256 for each CPU, a flush would
+    /// cost more than 10 ns for each unmap. That is so for emulated and paravirtual IOMMUs, whose flushes take microseconds.
     pub const fn shares_one_queue(&self) -> bool {
         self.submission_ns > SHARE_NS * QUEUE_ENTRIES as u32
     }

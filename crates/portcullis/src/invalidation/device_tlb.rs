@@ -18,11 +18,11 @@
 //! The second look counts. The queue's `Ok` says that the hardware reads from then on what the caller has stored; so all later walks find
 //! the entries cleared before the set is read, without a fence here. If the look finds the device, everything is submitted again with it.
 //! If not, `add`'s store comes later, and so do the device's walks, after `add`'s fence: they find the entries cleared. `add`'s
-//! invalidation drops what the IOTLB had of them, and ends older walks. (The look before the submission may be older than the clearing;
-//! it only saves a second submission where a device is there.)
+//! invalidation drops what the IOTLB had of them, and ends older walks. (The look before the submission may be older than the clearing; it
+//! only saves a second submission.)
 //!
-//! Until `add`'s invalidation is confirmed a device is *coming*. It gets invalidations like the others, but another `add` does not take it
-//! for present, as the device may not fetch yet; nor do the calls that take a device out.
+//! Until `add`'s invalidation is confirmed, the device is *being added*. It gets invalidations like the others, but another `add` does not
+//! take it for present, as the device may not fetch yet; nor do the calls that take a device out.
 //!
 //! **Removing a device.** A device fetches nothing any more when [`remove`](DeviceTlbs::remove) is called, and is taken out of the set
 //! after it has confirmed a device-TLB invalidation of everything. That store is `Release`, and the set is loaded with `Acquire`: a caller
@@ -38,23 +38,21 @@ use crate::sync::{AtomicU64, Mutex, Ordering, fence};
 /// The most devices with a TLB of their own in a domain.
 pub const MOST_DEVICE_TLBS: usize = if cfg!(loom) { 2 } else { 16 };
 
-/// The most ranges that are invalidated one by one in a device. Above that, it drops all. (It answers each request over the bus.)
+/// The most ranges that are invalidated one by one in a device, which answers each request over the bus. Above that, it drops all.
 const RANGES: usize = 8;
 
 /// The most requests in one submission: eight ranges in the IOTLB and in one device, or one range in the IOTLB and in all devices. More
 /// take several submissions, as a kernel's stack has no room for a longer list.
 const REQUESTS: usize = 20;
 
-/// A free place. A taken place holds the device's number plus one.
+/// A free place. A taken one holds the device's number plus one.
 const FREE: u64 = 0;
 
-/// Set beside that number while the device is coming.
-const COMING: u64 = 1 << 63;
+/// Set beside that number while the device is being added.
+const ADDING: u64 = 1 << 63;
 
-/// The devices of one domain that cache translations themselves: up to 16.
-///
-/// Any number of CPUs may use it at once. A submission takes no lock. Adding a device takes one while it looks for the device, not while
-/// hardware works.
+/// The devices of one domain that cache translations themselves: up to 16. Any number of CPUs may use it at once. A submission takes no
+/// lock; adding a device takes one while it looks for the device, not while hardware works.
 #[derive(Debug)]
 pub struct DeviceTlbs {
     domain: DomainId,
@@ -72,12 +70,12 @@ impl DeviceTlbs {
         Self { domain, count: AtomicU64::new(0), places, adding: Mutex::new(()) }
     }
 
-    /// Adds `device`: from now on it gets invalidations. Call this **before** the device is allowed to fetch translations (before its ATS is
-    /// enabled). Does nothing for a device that is there. While another call is adding the device, returns an error at once, as that call's
-    /// result is not known yet.
+    /// Adds `device`: from now on it gets invalidations. Call this **before** the device is allowed to fetch translations (before its ATS
+    /// is enabled). Does nothing for a device that is there. While another call is adding the device, returns an error at once, as that
+    /// call's result is not known yet.
     ///
-    /// Context: looks at 16 places, and waits for one invalidation of the domain by `queue`, which is the domain's. The caller holds no lock
-    /// and no CPU. Allocates nothing.
+    /// Context: waits for one invalidation of the domain by `queue`, which is the domain's. The caller holds no lock and no CPU. Allocates
+    /// nothing.
     ///
     /// # Errors
     /// [`InvalidationError`]: it is not added, and must not fetch translations.
@@ -86,24 +84,24 @@ impl DeviceTlbs {
         let Some(place) = self.take_place(number)? else {
             return Ok(());
         };
-        // Runs also where the queue panics.
-        let coming = Guard::new(|| self.free(place, number | COMING));
+        // Runs also if the queue panics.
+        let adding = Guard::new(|| self.free(place, number | ADDING));
         // Orders the set before the walks for the device: see the module's documentation.
         fence(Ordering::SeqCst);
         queue.invalidate(self.domain, Invalidation::Domain)?;
-        coming.done();
-        // Release: a CPU that finds it comes after the invalidation. No other caller changes the place of a coming device.
+        adding.done();
+        // Release: a CPU that finds it comes after the invalidation. No other caller changes the place of a device that is being added.
         place.store(number, Ordering::Release);
         Ok(())
     }
 
-    /// Takes a place for a coming device; `None` where the device is there.
+    /// Takes a place for a device to be added; `None` if the device is there.
     fn take_place(&self, number: u64) -> Result<Option<&AtomicU64>, InvalidationError> {
         let _adding = self.adding.lock();
         if self.place(number).is_some() {
             return Ok(None);
         }
-        let value = number | COMING;
+        let value = number | ADDING;
         if self.place(value).is_some() {
             return Err(InvalidationError::BeingAdded);
         }
@@ -122,8 +120,8 @@ impl DeviceTlbs {
         }
     }
 
-    /// Invalidates all of `device`'s TLB, and takes the device out of the set. Call this **after** it was made to fetch no more translations
-    /// (its ATS is disabled). Does nothing for a device that is not there, or is being added.
+    /// Invalidates all of `device`'s TLB, and takes the device out of the set. Call this **after** it was made to fetch no more
+    /// translations (its ATS is disabled). Does nothing for a device that is not there, or is being added.
     ///
     /// Context: waits for one device-TLB invalidation by `queue`, which is the domain's; a device that does not answer takes all of the
     /// queue's time-out. The caller holds no lock and no CPU. Allocates nothing.
@@ -149,9 +147,9 @@ impl DeviceTlbs {
         Ok(())
     }
 
-    /// Takes `device` out of the set without an invalidation: it was reset or unplugged, or the IOMMU blocks all its accesses, translated ones
-    /// included. While a device in the set does not answer, no invalidation of the domain is confirmed. Does nothing for a device that is being
-    /// added. Looks at 16 places; does not wait.
+    /// Takes `device` out of the set without an invalidation: it was reset or unplugged, or the IOMMU blocks all its accesses, translated
+    /// ones included. While a device in the set does not answer, no invalidation of the domain is confirmed. Does nothing for a device that
+    /// is being added. Does not wait.
     ///
     /// # Safety
     /// 1. **The device reaches nothing by its cached translations**, and its accesses under way are complete.
@@ -163,12 +161,12 @@ impl DeviceTlbs {
         }
     }
 
-    /// Submits `requests`, which are for the IOTLB, to `queue`, and after them the same for the TLBs of all devices in the set. Returns when
-    /// all is confirmed.
+    /// Submits `requests`, which are for the IOTLB, to `queue`, and after them the same for the TLBs of all devices in the set. Returns
+    /// when all is confirmed.
     ///
-    /// Each device gets up to eight ranges one by one; for more, or for the whole domain, it drops all. Takes one submission, and one more for
-    /// every 20 requests beyond the first 20, in the same order. Without devices it costs two loads more than the submission. For each device
-    /// that is added meanwhile, everything is submitted once more at the most.
+    /// Each device gets up to eight ranges one by one; for more, or for the whole domain, it drops all. Takes one submission, and one more
+    /// for every 20 requests beyond the first 20, in the same order. Without devices it costs two loads more than the submission. For each
+    /// device that is added meanwhile, everything is submitted at most once more.
     ///
     /// Context: waits for hardware. The caller holds no lock and no CPU. Allocates nothing.
     ///
@@ -207,7 +205,6 @@ impl DeviceTlbs {
         }
     }
 
-    /// Submits `requests` and then their device-TLB invalidations, in one submission or more.
     #[inline(never)]
     fn submit_with<Q: InvalidationQueue>(
         &self,
@@ -243,13 +240,12 @@ impl DeviceTlbs {
         queue.submit(&together)
     }
 
-    /// The devices in the set, coming ones included.
+    /// The devices in the set, those being added included.
     fn devices(&self) -> ArrayVec<DeviceId, MOST_DEVICE_TLBS> {
         // Acquire: after the last `remove` that it sees.
         self.places.iter().filter_map(|place| device(place.load(Ordering::Acquire))).collect()
     }
 
-    /// The place that holds exactly `value`.
     fn place(&self, value: u64) -> Option<&AtomicU64> {
         // Acquire: after the invalidation of an `add` that has returned.
         self.places.iter().find(|place| place.load(Ordering::Acquire) == value)
@@ -257,8 +253,8 @@ impl DeviceTlbs {
 
     /// Frees the place of a device that holds `value`, unless another call has taken the device out.
     fn free(&self, place: &AtomicU64, value: u64) {
-        // Release: a CPU that finds the place free, or reads a count of 0, comes after the device dropped everything; or, after `forget`, reaches
-        // nothing; or was never allowed to fetch.
+        // Release: a CPU that finds the place free, or reads a count of 0, comes after the device dropped everything; or, after `forget`,
+        // reaches nothing; or was never allowed to fetch.
         if place.compare_exchange(value, FREE, Ordering::Release, Ordering::Relaxed).is_ok() {
             self.count.fetch_sub(1, Ordering::Release);
         }
@@ -270,5 +266,5 @@ fn number(device: DeviceId) -> u64 {
 }
 
 fn device(number: u64) -> Option<DeviceId> {
-    u32::try_from((number & !COMING).checked_sub(1)?).ok().map(DeviceId)
+    u32::try_from((number & !ADDING).checked_sub(1)?).ok().map(DeviceId)
 }

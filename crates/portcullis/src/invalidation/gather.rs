@@ -5,16 +5,14 @@ use arrayvec::ArrayVec;
 use super::{Costs, Invalidation, Request};
 use crate::addr::{DomainId, IovaRange};
 
-/// The most ranges that are requested one by one. More that lie far apart become the whole domain.
+/// The most ranges that a gather keeps. If more do not merge, it requests a domain-wide invalidation.
 pub const GATHER_RANGES: usize = 32;
 
-/// The number of newest ranges that an [`add`](Gather::add) compares with, as neighbours tend to come one after the other.
+/// Newest ranges that an [`add`](Gather::add) compares with, as neighbours tend to come one after the other.
 const NEAR: usize = 4;
 
-/// Ranges that unmaps have cleared, for one submission to the hardware.
-///
-/// Neighbours are merged. Two ranges become one request where that covers at most twice their bytes: an entry that is dropped without
-/// need costs a table walk, a request costs a descriptor.
+/// Ranges that unmaps have cleared, for one submission to the hardware. Two ranges become one request where that covers at most twice their
+/// bytes: an entry that is dropped without need costs a table walk, a request costs a descriptor.
 #[derive(Debug, Default)]
 pub struct Gather {
     ranges: ArrayVec<IovaRange, GATHER_RANGES>,
@@ -28,8 +26,8 @@ impl Gather {
         Self { ranges: ArrayVec::new_const(), everything: false, hints: 0 }
     }
 
-    /// Adds `range`, of which only leaves have changed. Cannot fail, and allocates nothing. Compares with at most four ranges; a call that
-    /// finds 32 ranges sorts them.
+    /// Adds `range`, of which only leaves have changed. Cannot fail, and allocates nothing. Compares with at most four ranges; a call on a
+    /// full gather sorts it.
     #[inline]
     pub fn add(&mut self, range: IovaRange) {
         self.add_with(range, u64::MAX);
@@ -84,9 +82,9 @@ impl Gather {
         self.hints = 0;
     }
 
-    /// All bits that a mapper's `unmap` has [added](Self::add_with). All are set where any range was added without: by a caller that does not
-    /// know an unmap's findings, for a failed map, or as [everything](Self::everything). So a mapper that leaves out what no bit asks for
-    /// leaves out nothing that needs an invalidation.
+    /// All bits that a mapper's `unmap` has [added](Self::add_with). All are set if any range was added without hints: by a caller that
+    /// does not know an unmap's findings, for a failed map, or as [everything](Self::everything). So a mapper may skip what no set bit asks
+    /// for.
     pub fn hints(&self) -> u64 {
         self.hints
     }
@@ -105,8 +103,8 @@ impl Gather {
         self.ranges.is_empty() && !self.everything
     }
 
-    /// The requests that cover all that was added, for one submission: one for each range, or one for the whole domain where `costs` make that
-    /// cheaper. Empty where nothing was added.
+    /// The requests that cover all that was added, for one submission: one for each range, or one for the whole domain where `costs` make
+    /// that cheaper. Empty if nothing was added.
     pub fn requests(&self, domain: DomainId, costs: &Costs) -> ArrayVec<Request, GATHER_RANGES> {
         let mut requests = ArrayVec::new();
         self.write_requests(domain, costs, &mut requests);
@@ -130,8 +128,8 @@ impl Gather {
         }
     }
 
-    /// Calls `f` with at most 32 ranges that cover all that was added. Up to four are passed as they are; more are sorted, O(n^2), and close
-    /// ones merged. Returns `false` without a call where everything was added, or where there are more than four and `costs` make the whole
+    /// Calls `f` with at most 32 ranges that cover all that was added. Up to four are passed as they are; more are sorted, O(n^2), and
+    /// close ones merged. Returns `false` without a call if everything was added, or if there are more than four and `costs` make the whole
     /// domain cheaper. For a [`Mapper`](crate::mapper::Mapper) that needs no list of [requests](Self::requests), which takes 1.3 KiB of the
     /// stack; this takes half of that.
     #[inline]
@@ -146,7 +144,7 @@ impl Gather {
         }
     }
 
-    /// The same for more than four ranges. Out of line, as its list takes much of the stack.
+    /// As [`each_range`](Self::each_range), for more than four. Out of line, as its list takes much of the stack.
     #[inline(never)]
     fn each_joined(&self, costs: &Costs, f: impl FnMut(IovaRange)) -> bool {
         // Filled in place: a clone would put a second list on the stack.

@@ -1,12 +1,12 @@
-//! Invalidation of the hardware's caches after an unmap. Nothing here takes a range for invalidated before the hardware has confirmed it.
+//! Invalidation of the hardware's caches after an unmap. Nothing here treats a range as invalidated before the hardware has confirmed it.
 //!
-//! An unmap clears page-table entries, and records them in a [`Gather`], unless it is a single range, which is requested directly. Until the
-//! hardware has confirmed an [`Invalidation`] of them, a device may still reach the memory through a cached translation. *Strict*
+//! An unmap clears page-table entries, and records them in a [`Gather`], unless it is a single range, which is requested directly. Until
+//! the hardware has confirmed an [`Invalidation`] of them, a device may still reach the memory through a cached translation. *Strict*
 //! protection waits for the confirmation at once. *Lazy* protection puts the range into a flush queue, and one wait serves many ranges.
 //! Devices with TLBs of their own are invalidated after the IOTLB.
 //!
 //! Read `gather`, then `flush_queue` (deferred flushes), `shared` (waits that CPUs share), `device_tlb`, and `blocks` (what commands can
-//! name). It uses `exposure`, `percpu`, `platform`, `heap`, `sync` and `addr`.
+//! name). This layer uses `exposure`, `percpu`, `platform`, `heap`, `sync` and `addr`.
 
 mod blocks;
 mod costs;
@@ -90,15 +90,14 @@ pub enum InvalidationError {
         /// How many bytes are still mapped.
         bytes: u64,
     },
-    /// The domain has as many devices with TLBs of their own as it can have. Only
-    /// [`add_device_tlb`](crate::mapper::TableMapper::add_device_tlb) returns this error.
+    /// The domain has as many devices with TLBs of their own as it can have. (Only
+    /// [`add_device_tlb`](crate::mapper::TableMapper::add_device_tlb) returns this.)
     #[error("the domain has {limit} devices that cache translations themselves, which is the limit")]
     TooManyDevices {
         /// The most such devices.
         limit: usize,
     },
-    /// Another call is adding the device, and may fail. Only [`add_device_tlb`](crate::mapper::TableMapper::add_device_tlb) returns this
-    /// error.
+    /// Another call is adding the device, and may fail. (Only [`add_device_tlb`](crate::mapper::TableMapper::add_device_tlb) returns this.)
     #[error("another call is adding the device")]
     BeingAdded,
     /// The CPU that was to submit this request for others did not finish: its call panicked, for example.
@@ -109,13 +108,13 @@ pub enum InvalidationError {
 /// Hardware that caches translations and takes invalidations.
 ///
 /// # Safety
-/// Memory goes back to its owner, and page tables to their allocator, when this trait says so. So:
+/// Memory goes back to its owner, and page tables to their allocator, because of these promises:
 ///
 /// 1. **`Ok` means forgotten.** When [`invalidate`](Self::invalidate) or [`submit`](Self::submit) returns `Ok`, no cache of the hardware
 ///    holds anything named by a request that was read from page tables before the call; later reads see what the caller has stored; and
-///    every access that used a dropped translation is complete, its writes visible. That goes for every [`Invalidation`] as documented,
-///    for every address of a range, and for paging-structure caches unless only leaves were named.
-/// 2. The hardware sees all stores of the caller before the call, before it acts.
+///    every access that used a dropped translation is complete, its writes visible. That goes for every [`Invalidation`] as documented, for
+///    every address of a range, and for paging-structure caches unless only leaves were named.
+/// 2. Before it acts, the hardware observes all stores that the caller made before the call.
 /// 3. **Calls are in one order, for memory, too.** Of any two calls that return `Ok`, by any CPUs, one is first. Stores of its caller
 ///    before the call are seen by all loads of the other's caller after its return, and by all reads of hardware from then on. (One lock
 ///    that both take does it; or a read-modify-write with `AcqRel` that both pass; or a `SeqCst` fence in each before it waits. Memory in
@@ -124,10 +123,8 @@ pub enum InvalidationError {
 ///
 /// After an error, or a panic, callers assume nothing.
 pub unsafe trait InvalidationQueue: Send + Sync + 'static {
-    /// Requests `invalidation` in `domain`, and waits until the hardware confirms it. The hardware sees every earlier page-table store of the
-    /// caller before it acts.
-    ///
-    /// Context: may wait for hardware. The caller holds no lock and no CPU.
+    /// Requests `invalidation` in `domain`, and waits until the hardware confirms it. Context: may wait for hardware. The caller holds no
+    /// lock and no CPU.
     ///
     /// # Errors
     /// [`InvalidationError`]: all of it may still be cached.
@@ -150,12 +147,11 @@ pub unsafe trait InvalidationQueue: Send + Sync + 'static {
     /// *Caching mode*: whether the hardware may cache non-present entries, and use them after they have become present, until they are
     /// invalidated. Then each map ends with an invalidation, and waits for it. It never changes.
     ///
-    /// - Intel VT-d: CAP.CM (architecture specification, "Capability Register": not-present and erroneous entries may be cached, so each change
-    ///   of an entry needs an explicit invalidation). Hardware has it clear; emulated IOMMUs set it, so that the hypervisor learns of each
-    ///   mapping. It does not concern first-stage tables.
-    /// - VT-d with CAP.RWBF keeps stores to tables in a write buffer until that is flushed. An invalidation flushes it, as a queue's `submit`
-    ///   must ([`invalidate`](Self::invalidate) says that the hardware sees each store before it). Nothing else would flush it after a map, so
-    ///   the queue of such an IOMMU says `true` here, too.
+    /// - Intel VT-d: CAP.CM (architecture specification, "Capability Register": not-present and erroneous entries may be cached, so each
+    ///   change of an entry needs an explicit invalidation). Hardware has it clear; emulated IOMMUs set it, so that the hypervisor learns
+    ///   of each mapping. It does not concern first-stage tables.
+    /// - VT-d with CAP.RWBF keeps stores to tables in a write buffer until an invalidation flushes it, as a queue's `submit` must. Nothing
+    ///   else would flush it after a map, so the queue of such an IOMMU says `true` here, too.
     /// - AMD-Vi: NpCache (publication 48882, capability header); again emulated IOMMUs set it.
     /// - Arm (DDI 0487) forbids TLBs to cache non-present entries.
     fn caches_absent(&self) -> bool {

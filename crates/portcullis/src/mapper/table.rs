@@ -1,4 +1,5 @@
-//! [`TableMapper`]: every unmap that removes something is invalidated where it may be cached, in the IOTLB and then in devices' TLBs.
+//! [`TableMapper`]: every unmap that removes something is invalidated where it may be cached, in the IOTLB and then in
+//! devices' TLBs.
 
 use arrayvec::ArrayVec;
 
@@ -22,7 +23,6 @@ pub struct TableMapper<F: Frames, Q: InvalidationQueue, X: Format = VtdSecondSta
     domain: DomainId,
     device_tlbs: DeviceTlbs,
     geometry: Geometry,
-    /// Whether the hardware has a caching mode.
     caches_absent: bool,
 }
 
@@ -36,20 +36,19 @@ impl<F: Frames, Q: InvalidationQueue, X: Format> TableMapper<F, Q, X> {
         Self { table, queue, domain, device_tlbs: DeviceTlbs::new(domain), geometry, caches_absent }
     }
 
-    /// Returns the queue for invalidations.
+    /// The queue for invalidations.
     pub fn queue(&self) -> &Q {
         &self.queue
     }
 
-    /// Returns the page table.
+    /// The page table.
     pub fn table(&self) -> &PageTable<F, X> {
         &self.table
     }
 
     /// Adds `device` to the devices whose TLBs are invalidated, too. Call this **before** the device may cache
-    /// translations (PCIe: before ATS is enabled). Does nothing for a device that was added before. Looks at 16 places.
-    ///
-    /// Context: waits for one invalidation of the domain; allocates nothing. The caller holds no lock and no CPU.
+    /// translations (PCIe: before ATS is enabled). Does nothing for a device that was added before. Context: waits for
+    /// one invalidation of the domain; allocates nothing. The caller holds no lock and no CPU.
     ///
     /// # Errors
     /// [`InvalidationError`]: the device must not cache translations.
@@ -75,8 +74,8 @@ impl<F: Frames, Q: InvalidationQueue, X: Format> TableMapper<F, Q, X> {
         unsafe { self.device_tlbs.remove(device, &self.queue) }
     }
 
-    /// For a caching mode: invalidates the absence of `range`, now that it is mapped, and of the tables on the way,
-    /// which may be new. Device TLBs hold only present translations, so they need no invalidation.
+    /// In caching mode: invalidates cached non-present entries of `range`, which is mapped now, and of the tables above
+    /// it, which may be new. Device TLBs hold only present translations, so they need no invalidation.
     ///
     /// # Errors
     /// [`MapError::Unconfirmed`]: the mapping is removed again, and added to `gather`.
@@ -90,7 +89,7 @@ impl<F: Frames, Q: InvalidationQueue, X: Format> TableMapper<F, Q, X> {
         let invalidation = Invalidation::Range { range, leaf_only: false };
         self.queue.invalidate(self.domain, invalidation).map_err(|_| {
             let _ = self.unmap(platform, range, gather);
-            // Also if another caller has removed it meanwhile, by number, and not invalidated it.
+            // Also if another caller has removed it meanwhile, and not invalidated it.
             gather.add(range);
             MapError::Unconfirmed
         })
@@ -98,8 +97,8 @@ impl<F: Frames, Q: InvalidationQueue, X: Format> TableMapper<F, Q, X> {
 
     /// Sends `device` no further invalidations, as the device reaches nothing: it was reset or unplugged, or the IOMMU
     /// blocks all of its accesses, translated ones included. Until then, a device that does not answer keeps all
-    /// invalidations of the domain from being confirmed. The next flush frees what its silence has kept out of use.
-    /// Looks at 16 places. Context: any; never waits.
+    /// invalidations of the domain from being confirmed. The next confirmed flush frees the addresses that were held
+    /// because it did not answer. Context: any; never waits.
     ///
     /// # Safety
     /// 1. The device reaches nothing by what it has cached, and its accesses under way are complete.
@@ -113,8 +112,8 @@ impl<F: Frames, Q: InvalidationQueue, X: Format> TableMapper<F, Q, X> {
 
 // SAFETY: 1: hardware reads only the table (`Format`, 6), which changes only by the calls. 2 and 5: `sync` and
 // `sync_range` invalidate the IOTLB and then each device TLB, and their `Ok` is the queue's. 3 and 4: an unmap adds the
-// range that it cleared, a failed map what it took out again. 6: the default. 7: `marks_for` is for one platform. 8: a
-// panic below leaves entries that were asked for. 9: set once.
+// range that it cleared, a failed map what it took out again. 6: the default. 7: `marks_for` is for one platform. 8:
+// before a panic below, a call enters or removes only entries that it was asked to. 9: set once.
 unsafe impl<F: Frames, Q: InvalidationQueue, X: Format> Mapper for TableMapper<F, Q, X> {
     const IS_QUICK: bool = true;
 
@@ -140,7 +139,7 @@ unsafe impl<F: Frames, Q: InvalidationQueue, X: Format> Mapper for TableMapper<F
     ) -> Result<(), MapError> {
         let mut list = list.into_iter();
         let result = match (list.size_hint(), range.len()) {
-            // One piece: the short way.
+            // One piece: the fast path.
             ((1, Some(1)), wanted) => match list.next() {
                 // SAFETY: `PageTable::map`: the caller's (`map`).
                 Some((phys, len)) if len == wanted => unsafe {
@@ -176,7 +175,7 @@ unsafe impl<F: Frames, Q: InvalidationQueue, X: Format> Mapper for TableMapper<F
         phys: PhysAddr,
         attributes: Attributes,
     ) -> bool {
-        // With a caching mode, `map` makes the hardware see the new entry.
+        // In caching mode, `map` makes the hardware see the new entry.
         // SAFETY: `PageTable::map_in`: the caller's (`map_fast`).
         !self.caches_absent && unsafe { self.table.map_in(turn, range, phys, attributes) }
     }
@@ -189,7 +188,6 @@ unsafe impl<F: Frames, Q: InvalidationQueue, X: Format> Mapper for TableMapper<F
         list: impl ExactSizeIterator<Item = (PhysAddr, u64)> + Clone,
         attributes: Attributes,
     ) -> bool {
-        // As above.
         // SAFETY: `PageTable::map_list_in`, 1 and 2: the caller's (`map_list_fast`, 1 and 2).
         !self.caches_absent && unsafe { self.table.map_list_in(turn, range, list, attributes) }
     }
@@ -207,13 +205,13 @@ unsafe impl<F: Frames, Q: InvalidationQueue, X: Format> Mapper for TableMapper<F
 
     #[inline]
     fn unmap<P: Platform>(&self, platform: &P, range: IovaRange, gather: &mut Gather) -> Unmapped {
-        // A split is not gathered, so this invalidation must be complete.
+        // The gather knows nothing of the split, so this invalidation includes paging structures.
         let forget = &mut |range| {
             let invalidation = Invalidation::Range { range, leaf_only: false };
             let request = Request { domain: self.domain, invalidation };
             self.device_tlbs.submit(&self.queue, &[request]).is_ok()
         };
-        // SAFETY: `PageTable::unmap`, 1: `Ok` is the word of the queue, for the IOTLB and for each device TLB.
+        // SAFETY: `PageTable::unmap`, 1: `Ok` is the queue's, for the IOTLB and for each device TLB.
         let unmapped = unsafe { self.table.unmap(platform, range, forget) };
         if unmapped.bytes > 0 {
             gather.add(unmapped.stale);
@@ -232,7 +230,7 @@ unsafe impl<F: Frames, Q: InvalidationQueue, X: Format> Mapper for TableMapper<F
     #[inline(never)]
     fn reclaim<P: Platform>(&self, platform: &P) -> Result<usize, InvalidationError> {
         // Device TLBs cache translations, and a table that is reclaimed has none: they need no invalidation.
-        // SAFETY: `PageTable::reclaim`, 1: `Ok` is the queue's word.
+        // SAFETY: `PageTable::reclaim`, 1: `Ok` is the queue's.
         unsafe { self.table.reclaim(platform, || self.queue.invalidate(self.domain, Invalidation::Domain)) }
     }
 

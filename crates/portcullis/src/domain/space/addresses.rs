@@ -1,5 +1,5 @@
-//! Where the domain's addresses come from and go: to one caller each, and back once they are free. What cannot be given back is counted as
-//! lost.
+//! Where the domain's addresses come from and go: to one caller each, and back once they are free. Addresses that cannot be given back are
+//! counted as lost.
 
 use super::Domain;
 use crate::addr::{Iova, IovaRange};
@@ -10,8 +10,8 @@ use crate::mapper::Mapper;
 use crate::platform::{LocalCpu, Platform};
 
 impl<M: Mapper, P: Platform> Domain<M, P> {
-    /// Takes addresses for `len` bytes. Calls `guarded` on the CPU on which they are taken, and returns its result, which guards them from then
-    /// on. Where addresses are exhausted, flushes and takes back all deferred ranges, once.
+    /// Takes addresses for `len` bytes. Calls `guarded` on the CPU on which they are taken, and returns its result, which guards them from
+    /// then on. If addresses are exhausted, flushes and takes back all deferred ranges, once.
     #[inline(always)]
     pub(super) fn alloc<T>(
         &self,
@@ -79,8 +79,8 @@ impl<M: Mapper, P: Platform> Domain<M, P> {
         }
     }
 
-    /// Counts `bytes` of `range` as leaked. If `range` is a mapping, its earlier removed parts leak, too. If the platform panics, all of this is
-    /// counted nevertheless, without a CPU.
+    /// Counts `bytes` of `range` as leaked. If `range` is a mapping, its earlier removed parts leak, too. If the platform panics, all of
+    /// this is counted nevertheless, without a CPU.
     #[cold]
     #[inline(never)]
     pub(crate) fn lose_rest(&self, range: IovaRange, bytes: u64) {

@@ -1,5 +1,5 @@
-//! Domains whose maps are also called by interrupt handlers. A handler may have interrupted the very caller that it would wait for. So a map
-//! of such a domain waits for hardware only, and leaves other work to [`Domain::maintain`].
+//! Domains whose maps may be called in atomic context (by interrupt handlers). A handler may have interrupted the very caller that it would
+//! wait for. So a map of such a domain waits for hardware only, and leaves other work to [`Domain::maintain`].
 //!
 //! | a map finds | in any other domain | here |
 //! |---|---|---|
@@ -46,12 +46,11 @@ impl<M: Mapper, P: Platform> Domain<M, P> {
         self.set_timer(0);
     }
 
-    /// Does the work that maps have left: takes back other CPUs' caches and deferred ranges. Does nothing if no map has left work.
-    ///
-    /// Context: waits for hardware and for other CPUs' exclusive sections. The caller holds no lock and no CPU, and is no interrupt handler.
+    /// Does the work that maps have left, if any: takes back other CPUs' caches and deferred ranges. Context: waits for hardware and for
+    /// other CPUs' exclusive sections. The caller holds no lock and no CPU, and is no interrupt handler.
     ///
     /// # Errors
-    /// [`InvalidationError`]: deferred ranges still wait. A later call tries again.
+    /// [`InvalidationError`]: ranges are still deferred. A later call tries again.
     pub(crate) fn maintain(&self) -> Result<(), InvalidationError> {
         if !self.at_once.wanted.swap(false, Ordering::Relaxed) {
             return Ok(());

@@ -13,8 +13,8 @@ use crate::percpu::Turn;
 use crate::platform::{LocalCpu, Platform};
 
 impl<M: Mapper, P: Platform> Domain<M, P> {
-    /// Goes on with `pushed`, the result of queueing a cleared range: sets its timer, or, if the queue was full, flushes and queues it again.
-    /// Returns whether the range waits for the next flush.
+    /// Goes on with `pushed`, the result of queueing a cleared range: sets its timer, or, if the queue was full, flushes and queues it
+    /// again. Returns whether the range is deferred.
     #[inline]
     pub(super) fn defer(
         &self,
@@ -33,13 +33,13 @@ impl<M: Mapper, P: Platform> Domain<M, P> {
                 Pushed::Full if self.flush_closed().is_ok() => {
                     pushed = self.push(range, neighbours, &window);
                 }
-                // It cannot wait here, and needs an invalidation of its own.
+                // It cannot be deferred, and needs an invalidation of its own.
                 Pushed::Full | Pushed::Refused => return false,
             }
         }
     }
 
-    /// Queues a cleared range for the next flush, and counts it, if it may wait and there is room.
+    /// Queues a cleared range for the next flush, and counts it, if it may be deferred and there is room.
     #[cold]
     #[inline(never)]
     pub(super) fn push(&self, range: IovaRange, neighbours: u64, window: impl Fn() -> Option<u64>) -> Pushed {
@@ -47,8 +47,8 @@ impl<M: Mapper, P: Platform> Domain<M, P> {
         self.push_any(Cleared { range, neighbours }.waiting(), window, count)
     }
 
-    /// Queues `waiting`, and calls `count`, if it may wait and there is room. It goes to the CPU's own queue in an exclusive section, or to
-    /// the shared queue.
+    /// Queues `waiting`, and calls `count`, if it may be deferred and there is room. It goes to the CPU's own queue in an exclusive
+    /// section, or to the shared queue.
     fn push_any(
         &self,
         waiting: Waiting,
@@ -99,7 +99,7 @@ impl<M: Mapper, P: Platform> Domain<M, P> {
         untimed.done();
     }
 
-    /// The nanoseconds for which a mapping that ends now may wait, by its own policy or the domain's; `None` where it must not wait.
+    /// The nanoseconds for which a mapping that ends now may be deferred, by its own policy or the domain's; `None` if it must not be.
     #[inline]
     pub(super) fn window_by(&self, exception: Option<&AtomicPolicy>) -> Option<u64> {
         exception.map_or(PolicyWord::NONE, AtomicPolicy::word).or(self.policy.word()).window()

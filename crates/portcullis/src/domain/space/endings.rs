@@ -20,23 +20,23 @@ pub(crate) struct Ending<'a> {
 }
 
 impl<M: Mapper, P: Platform> Domain<M, P> {
-    /// Unmaps `range` (as [`map`](Self::map) returned it) by the domain's policy, and frees its addresses as soon as the policy allows.
-    ///
-    /// A mapping may be unmapped in parts, of whole granules. Its addresses are free when all of it is gone.
+    /// Unmaps `range` (as [`map`](Self::map) returned it) by the domain's policy, and frees its addresses as soon as the policy allows. A
+    /// mapping may be unmapped in parts, of whole granules. Its addresses are free when all of it is gone.
     ///
     /// Costs one walk for each leaf table and one store for each entry; a part also takes a lock, and O(log n) for n partly unmapped
     /// mappings (O(n) for the first part of one, and for the last). A strict unmap then waits for one invalidation. A lazy one queues the
     /// range in O(1), unless its CPU's queue is full: then it waits for a flush.
     ///
-    /// Context: allocates nothing for a whole mapping. For a part it may allocate a note (without memory, the part's addresses leak). A part of
-    /// a large page splits the page first, which may allocate a table and wait (see [`Mapper::unmap`]). The caller holds no lock and no CPU.
+    /// Context: allocates nothing for a whole mapping. For a part it may allocate a note (without memory, the part's addresses leak). A
+    /// part of a large page splits the page first, which may allocate a table and wait (see [`Mapper::unmap`]). The caller holds no lock
+    /// and no CPU.
     ///
-    /// It trusts the caller that the mapping is its own. An unmap of another caller's mapping frees addresses that are in use. The other
+    /// The caller guarantees that the mapping is its own. An unmap of another caller's mapping frees addresses that are in use. The other
     /// caller's unmap may then end a third mapping: its accesses fail, but devices reach nothing that was handed back.
     ///
     /// # Errors
-    /// [`UnmapError`] says what was not done. After [`UnmapError::Unconfirmed`] and
-    /// [`UnmapError::StillMapped`] devices may still reach the memory.
+    /// [`UnmapError`] says what was not done. After [`UnmapError::Unconfirmed`] and [`UnmapError::StillMapped`] devices may still reach the
+    /// memory.
     pub fn unmap(&self, range: IovaRange) -> Result<(), UnmapError> {
         self.end(range, Ending { neighbours: 0, exception: None }, |_| ())
     }
@@ -49,8 +49,8 @@ impl<M: Mapper, P: Platform> Domain<M, P> {
         self.end_now(range, 0, |_| ())
     }
 
-    /// As [`unmap`](Self::unmap), with `ending`. Calls `counted` with the CPU on which it frees or queues the addresses; not after an error, and
-    /// not on the slow path.
+    /// As [`unmap`](Self::unmap), with `ending`. Calls `counted` with the CPU on which it frees or queues the addresses; not after an
+    /// error, and not on the slow path.
     #[inline(always)]
     pub(crate) fn end(
         &self,
@@ -101,7 +101,7 @@ impl<M: Mapper, P: Platform> Domain<M, P> {
         }
     }
 
-    /// As [`end`](Self::end), for a range that may wait: clears and queues it in one exclusive section, on the fast path.
+    /// As [`end`](Self::end), for a range that may be deferred: clears and queues it in one exclusive section, on the fast path.
     #[inline(never)]
     fn end_lazily(
         &self,
@@ -125,7 +125,6 @@ impl<M: Mapper, P: Platform> Domain<M, P> {
             })?
         };
         let pushed = self.platform.with_cpu_fast(fast).flatten();
-        // The callees guard the addresses themselves.
         untimed.done();
         changing.done();
         match pushed {
@@ -171,7 +170,7 @@ impl<M: Mapper, P: Platform> Domain<M, P> {
         Ok(())
     }
 
-    /// Removes the translations of a range that is to be queued. Where not all of it was mapped, makes it unreachable before it returns the
+    /// Removes the translations of a range that is to be queued. If not all of it was mapped, makes it unreachable before it returns the
     /// error.
     #[inline(always)]
     fn clear(&self, range: IovaRange, neighbours: u64) -> Result<(), UnmapError> {
@@ -184,7 +183,7 @@ impl<M: Mapper, P: Platform> Domain<M, P> {
         Err(self.end_badly(changing, unmapped, neighbours, confirmed))
     }
 
-    /// Removes the translations of a range, and syncs them where not all of it was mapped. Out of line, so that its gather leaves the stack
+    /// Removes the translations of a range, and syncs them if not all of it was mapped. Out of line, so that its gather leaves the stack
     /// before the caller goes on.
     #[inline(never)]
     fn unlink_or_confirm(&self, range: IovaRange) -> (Unmapped, Result<(), InvalidationError>) {
@@ -194,7 +193,7 @@ impl<M: Mapper, P: Platform> Domain<M, P> {
         (unmapped, if is_whole { Ok(()) } else { self.mapper.sync(&gather) })
     }
 
-    /// Ends strictly a cleared range that may not wait any more. Its gather is gone, so it invalidates everything.
+    /// Strictly ends a cleared range that may no longer be deferred. Its gather is gone, so this invalidates the whole domain.
     #[cold]
     #[inline(never)]
     fn end_refused(&self, range: IovaRange, neighbours: u64) -> Result<(), UnmapError> {
@@ -208,7 +207,7 @@ impl<M: Mapper, P: Platform> Domain<M, P> {
         Ok(())
     }
 
-    /// Ends a range that is cleared. `pushed` is the result of queueing it, or `None` where the CPU had no queue.
+    /// Ends a cleared range. `pushed` is the result of queueing it, or `None` if the CPU had no queue.
     #[cold]
     #[inline(never)]
     fn end_queued(
@@ -226,7 +225,7 @@ impl<M: Mapper, P: Platform> Domain<M, P> {
         }
     }
 
-    /// Queues a cleared range, unless `pushed` says that it was. Returns whether it waits for the next flush.
+    /// Queues a cleared range, unless `pushed` says that it was. Returns whether it is deferred.
     #[inline]
     fn wait_queued(
         &self,
@@ -243,7 +242,7 @@ impl<M: Mapper, P: Platform> Domain<M, P> {
         is_queued
     }
 
-    /// Ends a cleared range that must not wait.
+    /// Ends a cleared range that must not be deferred.
     // Inlined: a strict unmap ends here, and took 5 % longer out of line.
     #[inline(always)]
     fn end_cleared(
@@ -294,7 +293,7 @@ impl<M: Mapper, P: Platform> Domain<M, P> {
         }
     }
 
-    /// The fast path of [`push`](Self::push), in an exclusive section. `None` where the CPU has no queue now.
+    /// The fast path of [`push`](Self::push), in an exclusive section. `None` if the CPU has no queue now.
     #[inline(always)]
     fn push_fast(
         &self,
@@ -321,7 +320,7 @@ impl<M: Mapper, P: Platform> Domain<M, P> {
         Some(pushed)
     }
 
-    /// As [`push_fast`](Self::push_fast), where all CPUs share one queue. (Out of line: inlined, it cost maps and unmaps with per-CPU queues
+    /// As [`push_fast`](Self::push_fast), if all CPUs share one queue. (Out of line: inlined, it cost maps and unmaps with per-CPU queues
     /// 15 instructions.)
     #[cold]
     #[inline(never)]

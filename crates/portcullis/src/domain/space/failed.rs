@@ -1,5 +1,5 @@
-//! Unmaps that found less than their range, or were not confirmed: an address comes back only where it is known that nothing is mapped at it and
-//! nothing cached. Others are held, or lost and counted.
+//! Unmaps that found less than their range, or were not confirmed: an address comes back only if it is known that nothing is mapped at it
+//! and nothing cached. Others are held, or lost and counted.
 
 use super::{Changing, Domain};
 use crate::domain::UnmapError;
@@ -42,7 +42,7 @@ impl<M: Mapper, P: Platform> Domain<M, P> {
             }
         }
         if unmapped > 0 {
-            // Otherwise another call unmapped all of it, and took them off.
+            // Otherwise another call unmapped all of it, and has subtracted the neighbours.
             self.platform.with_cpu(|cpu| self.uncount_neighbours(cpu, neighbours));
         }
         match confirmed {

@@ -1,5 +1,5 @@
-//! Flushes, and the timer that begins them: what unmaps have left to devices ends with its window, though nothing else happens. A flush that
-//! fails or panics is tried again.
+//! Flushes, and the timer that begins them: the timer flushes at the end of the window, even if no CPU maps or unmaps any more. A flush
+//! that fails or panics is tried again.
 
 use super::Domain;
 use crate::guard::Guard;
@@ -12,12 +12,11 @@ use crate::sync::Ordering;
 const RETRY_NS: core::ops::RangeInclusive<u64> = 1_000_000..=10_000_000;
 
 impl<M: Mapper, P: Platform> Domain<M, P> {
-    /// Waits until devices reach nothing that was unmapped before the call. [`exposure`](Self::exposure) says how long deferred ranges count.
+    /// Waits until devices reach nothing that was unmapped before the call. [`exposure`](Self::exposure) says how long deferred ranges
+    /// count. CPUs free their deferred addresses during their next unmaps.
     ///
-    /// Costs one barrier of all CPUs ([`Platform::fence_all`]), a wait for the exclusive sections of CPUs that have ever deferred (O(1) each),
-    /// and one domain-wide invalidation. CPUs free their deferred addresses during their next unmaps.
-    ///
-    /// Context: waits for hardware. The caller holds no lock and no CPU.
+    /// Costs one barrier of all CPUs ([`Platform::fence_all`]), a wait for the exclusive sections of CPUs that have ever deferred (O(1)
+    /// each), and one domain-wide invalidation. Context: waits for hardware. The caller holds no lock and no CPU.
     ///
     /// # Errors
     /// [`InvalidationError`]: devices may still reach what they could before.
@@ -56,8 +55,8 @@ impl<M: Mapper, P: Platform> Domain<M, P> {
         self.window_by(None).unwrap_or(most).clamp(least, most)
     }
 
-    /// Has the platform call [`timer`](crate::platform::PlatformEvents::timer) when a window that begins now ends. If the platform panics, the
-    /// next range that is queued asks again.
+    /// Has the platform call [`timer`](crate::platform::PlatformEvents::timer) when a window that begins now ends. If the platform panics,
+    /// the next range that is queued asks again.
     pub(super) fn set_timer(&self, window_ns: u64) {
         let untimed = self.untimed();
         let due_ns = self.platform.now_ns().saturating_add(window_ns).min(u64::MAX - 1);
@@ -73,8 +72,8 @@ impl<M: Mapper, P: Platform> Domain<M, P> {
         self.flush_queue.end_timers();
     }
 
-    /// Whether a window of this domain has ended. The platform calls every domain when the earliest window of any ends; a domain that is early
-    /// asks again.
+    /// Whether a window of this domain has ended. The platform calls every domain when the earliest window of any ends; a domain that is
+    /// early asks again.
     fn is_due(&self) -> bool {
         let due_ns = self.due_ns.load(Ordering::Relaxed);
         if due_ns == u64::MAX {
@@ -89,7 +88,8 @@ impl<M: Mapper, P: Platform> Domain<M, P> {
         if is_early {
             return false;
         }
-        // Acquire. The swap may drop a later time, but its caller has queued its range by now, and the timer's check of the queues sees that.
+        // Acquire. The swap may drop a later time, but its caller has queued its range by now, and the timer's check of the queues sees
+        // that.
         self.due_ns.swap(u64::MAX, Ordering::Acquire);
         true
     }
@@ -101,7 +101,7 @@ impl<M: Mapper, P: Platform> PlatformEvents for Domain<M, P> {
             return;
         }
         let _ = self.maintain();
-        // If the flush fails or panics, devices may still reach what waits. Nobody learns of it here, so the timer tries again.
+        // If the flush fails or panics, devices may still reach deferred ranges. Nobody learns of it here, so the timer tries again.
         let again = Guard::new(|| self.set_timer(self.retry_ns()));
         self.flush_queue.end_timers();
         // The check comes after `end_timers`: what is queued later asks for a timer of its own.
@@ -115,8 +115,8 @@ impl<M: Mapper, P: Platform> PlatformEvents for Domain<M, P> {
     }
 
     fn cpu_released(&self, index: usize) {
-        // If the flush fails, deferred ranges stay out of use until another flush succeeds. A queue that all CPUs share needs nothing: the other
-        // CPUs take its ranges back.
+        // If the flush fails, deferred ranges stay out of use until another flush succeeds. A queue that all CPUs share needs nothing: the
+        // other CPUs take its ranges back.
         if self.flush_queue.has_queue(index) {
             let due = self.flush_queue.close_of(&self.platform, index);
             if !due || self.flush_closed().is_ok() {

@@ -1,9 +1,9 @@
 //! Guards for calls that may panic. Addresses at which anything may be mapped leak, and are counted; a queued range gets a timer; and an
-//! incomplete gather becomes everything. A guard does this when it is dropped. Its holder calls [`done`](Changing::done) once the
-//! outcome is known.
+//! incomplete gather becomes everything. A guard does this when it is dropped. Its holder calls [`done`](Changing::done) once the outcome
+//! is known.
 //!
-//! Guards cost nothing without a panic: they are dropped inline, and need no memory. They call neither the mapper nor its queue, which
-//! may panic again.
+//! Guards cost nothing without a panic: they are dropped inline, and need no memory. They call neither the mapper nor its queue, which may
+//! panic again.
 
 use super::Domain;
 use crate::addr::IovaRange;
@@ -56,7 +56,7 @@ impl Drop for Unsure<'_> {
     }
 }
 
-/// Makes `gather` everything. Out of line, so that no caller has a second gather on its stack.
+/// Out of line, so that no caller has a second gather on its stack.
 #[cold]
 #[inline(never)]
 pub(super) fn gather_everything(gather: &mut Gather) {

@@ -12,8 +12,8 @@
 //! | nothing, but the hardware did not confirm it | held until it does, and so is the memory |
 //! | another caller's translation | leaked: never used again |
 //!
-//! Tokens are not copied. A dropped token (a call below may have panicked) leaks and counts its addresses, and a mapping there can still
-//! be unlinked ([`Linked::from_lost`]). A forgotten token (`mem::forget`) leaks them uncounted.
+//! Tokens are not copied. A dropped token (a call below may have panicked) leaks and counts its addresses, and a mapping there can still be
+//! unlinked ([`Linked::from_lost`]). A forgotten token (`mem::forget`) leaks them uncounted.
 //!
 //! The caller keeps the order of the steps: tokens do not know which gather was confirmed. If a caller frees addresses before their unlink
 //! is confirmed, the device of the next mapping there may reach the memory of this one. That memory is still the caller's by the contract
@@ -40,11 +40,9 @@ pub(crate) struct Remains {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Fate {
-    /// They can be used again.
     Free,
     /// They can be used again once it is confirmed that devices reach nothing of the list.
     Held,
-    /// They leak.
     Lost,
 }
 
@@ -82,34 +80,30 @@ impl LinkFailed {
     }
 }
 
-/// Addresses of a domain at which nothing is mapped.
-///
-/// Dropping it leaks them, and [counts](crate::domain::DomainStats::lost_iova_bytes) them.
+/// Addresses of a domain at which nothing is mapped. Dropping it leaks them, and [counts](crate::domain::DomainStats::lost_iova_bytes)
+/// them.
 #[must_use = "dropping it loses the addresses"]
 pub struct Reserved<'d, M: Mapper, P: Platform>(Changing<'d, M, P>);
 
-/// Addresses of a domain at which a list of memory is mapped.
-///
-/// Dropping it leaves the memory mapped, and leaks and counts the addresses: [`from_lost`](Self::from_lost) leads back to it.
+/// Addresses of a domain at which a list of memory is mapped. Dropping it leaves the memory mapped, and leaks and counts the addresses:
+/// [`from_lost`](Self::from_lost) leads back to it.
 #[must_use = "dropping it leaves the memory mapped"]
 pub struct Linked<'d, M: Mapper, P: Platform> {
     domain: &'d Domain<M, P>,
     range: IovaRange,
-    /// `None` where they leaked before.
+    /// `None` if they leaked before.
     addresses: Option<Changing<'d, M, P>>,
     /// After an incomplete unlink: bytes that were removed, and bytes that could not be.
     removed: u64,
     kept: u64,
 }
 
-/// Addresses of a domain whose translations are removed, while devices may still use cached ones.
-///
-/// Dropping it leaks the addresses. Addresses at which another caller's translation was met leaked before, and are counted.
+/// Addresses of a domain whose translations are removed, while devices may still use cached ones. Dropping it leaks the addresses. If
+/// another caller's translation was found there, they have already leaked and been counted.
 #[must_use = "dropping it loses the addresses"]
 pub struct Unlinked<'d, M: Mapper, P: Platform> {
     domain: &'d Domain<M, P>,
     range: IovaRange,
-    /// `None` where they leaked before.
     addresses: Option<Changing<'d, M, P>>,
 }
 
@@ -151,11 +145,10 @@ impl<M: Mapper, P: Platform> fmt::Display for Refused<'_, M, P> {
 impl<M: Mapper, P: Platform> core::error::Error for Refused<'_, M, P> {}
 
 impl<M: Mapper, P: Platform> Domain<M, P> {
-    /// Takes addresses for `len` bytes, whole granules as [`pages_of`](Self::pages_of) counts them, at or below `limit`.
+    /// Takes addresses for `len` bytes, whole granules as [`pages_of`](Self::pages_of) counts them, at or below `limit`. O(1) from the
+    /// CPU's cache; otherwise a search of the address space.
     ///
-    /// O(1) from the CPU's cache; otherwise a search of the address space.
-    ///
-    /// Context: a search may allocate; where addresses are exhausted it flushes and searches again, which waits for hardware. The caller holds
+    /// Context: a search may allocate; if addresses are exhausted it flushes and searches again, which waits for hardware. The caller holds
     /// no lock and no CPU.
     ///
     /// # Errors
@@ -164,9 +157,8 @@ impl<M: Mapper, P: Platform> Domain<M, P> {
         self.alloc(len, limit, |_, range| self.changing(range)).map(Reserved)
     }
 
-    /// Waits until devices do not reach what is in `gather`: one submission.
-    ///
-    /// Context: waits for hardware. The caller holds no lock and no CPU.
+    /// Waits until devices do not reach what is in `gather`: one submission. Context: waits for hardware. The caller holds no lock and no
+    /// CPU.
     ///
     /// # Errors
     /// [`InvalidationError`]: devices may still reach it.
@@ -181,7 +173,7 @@ impl<'d, M: Mapper, P: Platform> Reserved<'d, M, P> {
         self.0.range()
     }
 
-    /// Returns the addresses, for a caller that records them by number and later calls [`from_range`](Self::from_range).
+    /// Returns the addresses, for a caller that records them and later calls [`from_range`](Self::from_range).
     pub fn into_range(self) -> IovaRange {
         self.0.done()
     }
@@ -196,17 +188,17 @@ impl<'d, M: Mapper, P: Platform> Reserved<'d, M, P> {
         Self(self.0.domain.divided(self.0))
     }
 
-    /// The token of addresses of `domain` that [`into_range`](Self::into_range) has returned. It trusts the caller in that. With
-    /// other addresses, [`free`](Self::free) could hand out a range at which another caller's memory is mapped: the next map there is
-    /// refused, and the addresses leak.
+    /// The token of addresses of `domain` that [`into_range`](Self::into_range) has returned. The caller guarantees this; it is not
+    /// checked. With other addresses, [`free`](Self::free) could hand out a range at which another caller's memory is mapped: the next map
+    /// there is refused, and the addresses leak.
     pub fn from_range(domain: &'d Domain<M, P>, range: IovaRange) -> Self {
         Self(domain.changing(range))
     }
 
     /// Maps the pages of `list` there, exactly as many as were reserved. Costs one walk for each leaf table and one store for each entry.
     ///
-    /// Context: may allocate page tables. Waits for hardware only where a list is undone, where memory for tables is exhausted, and where the
-    /// mapper waits for each map, as [`Domain::map`] says. If a call below panics, the memory may stay mapped for the life of the domain. The
+    /// Context: may allocate page tables. Waits for hardware only if a list is undone, if memory for tables is exhausted, and if the mapper
+    /// waits for each map, as [`Domain::map`] says. If a call below panics, the memory may stay mapped for the life of the domain. The
     /// caller holds no lock and no CPU.
     ///
     /// # Errors
@@ -258,9 +250,8 @@ impl<'d, M: Mapper, P: Platform> Reserved<'d, M, P> {
 }
 
 impl<'d, M: Mapper, P: Platform> Refused<'d, M, P> {
-    /// Frees the addresses, or holds them until a later flush is confirmed. Returns why the list was refused.
-    ///
-    /// Context: does not wait for hardware. The caller holds no lock and no CPU.
+    /// Frees the addresses, or holds them until a later flush is confirmed. Returns why the list was refused. Context: does not wait for
+    /// hardware. The caller holds no lock and no CPU.
     #[cold]
     pub fn end(self) -> MapListError {
         let Self { error, unlinked, is_confirmed } = self;
@@ -284,39 +275,38 @@ impl<'d, M: Mapper, P: Platform> Linked<'d, M, P> {
         self.kept
     }
 
-    /// Returns the addresses, at which the memory stays mapped, for a caller that records them by number and later calls
+    /// Returns the addresses, at which the memory stays mapped, for a caller that records them and later calls
     /// [`from_range`](Self::from_range).
     #[inline]
     pub fn into_range(self) -> IovaRange {
         self.addresses.map_or(self.range, Changing::done)
     }
 
-    /// The token of addresses of `domain` that [`into_range`](Self::into_range) has returned. It trusts the caller in that, as
-    /// [`Domain::unmap`] does.
+    /// The token of addresses of `domain` that [`into_range`](Self::into_range) has returned. The caller guarantees this; it is not
+    /// checked.
     pub fn from_range(domain: &'d Domain<M, P>, range: IovaRange) -> Self {
         Self { domain, range, addresses: Some(domain.changing(range)), removed: 0, kept: 0 }
     }
 
-    /// Recreates the token of addresses of `domain` whose token was dropped while memory was mapped there, by a panic for example. They have
-    /// leaked, and are counted: [`unlink`](Self::unlink) removes what is mapped there, but does not free or count them again. It trusts the
-    /// caller in that, as [`Domain::unmap`] does.
+    /// Recreates the token of addresses of `domain` whose token was dropped while memory was mapped there, by a panic for example. They
+    /// have leaked, and are counted: [`unlink`](Self::unlink) removes what is mapped there, but does not free or count them again. The
+    /// caller guarantees this; it is not checked.
     pub fn from_lost(domain: &'d Domain<M, P>, range: IovaRange) -> Self {
         Self { domain, range, addresses: None, removed: 0, kept: 0 }
     }
 
-    /// Removes the translations, and adds them to `gather`. Devices may reach the memory until `gather` is
-    /// [confirmed](Domain::confirm). If another caller has removed a part of them, by number, `gather` becomes everything, and the addresses
-    /// [leak](Unlinked::is_lost).
+    /// Removes the translations, and adds them to `gather`. Devices may reach the memory until `gather` is [confirmed](Domain::confirm). If
+    /// another caller has removed a part of them, `gather` becomes everything, and the addresses [leak](Unlinked::is_lost).
     ///
     /// Counts an unmap if it has removed all, and the addresses have not leaked. Costs one walk for each leaf table and one store for each
     /// entry.
     ///
-    /// Context: does not wait or allocate for exactly what one `link` mapped. A part of a large page splits the page first, which may do both
-    /// (see [`Mapper::unmap`]). The caller holds no lock and no CPU.
+    /// Context: does not wait or allocate for exactly what one `link` mapped. A part of a large page splits the page first, which may do
+    /// both (see [`Mapper::unmap`]). The caller holds no lock and no CPU.
     ///
     /// # Errors
-    /// The token itself: a part is still linked, as a large page could not be split, for want of memory for example. Devices still reach the
-    /// [kept](Self::kept) bytes. The removed ones are in `gather`; unlink the rest again.
+    /// The token itself: a part is still linked, as a large page could not be split, for want of memory for example. Devices still reach
+    /// the [kept](Self::kept) bytes. The removed ones are in `gather`; unlink the rest again.
     pub fn unlink(self, gather: &mut Gather) -> Result<Unlinked<'d, M, P>, Self> {
         let Self { domain, range, addresses, removed, .. } = self;
         let Unmapped { bytes, kept, .. } = domain.unlink(range, gather);
@@ -349,28 +339,27 @@ impl<'d, M: Mapper, P: Platform> Unlinked<'d, M, P> {
         self.range
     }
 
-    /// Whether the addresses have leaked: another caller's translation was met there, or another caller has removed a part of this one.
+    /// Whether the addresses have leaked: another caller's translation was found there, or another caller has removed a part of this one.
     pub fn is_lost(&self) -> bool {
         self.addresses.is_none()
     }
 
-    /// Returns the addresses, and whether they have [leaked](Self::is_lost), for a caller that records them by number until the unlink is
-    /// confirmed, and later calls [`from_range`](Self::from_range).
+    /// Returns the addresses, and whether they have [leaked](Self::is_lost), for a caller that records them until the unlink is confirmed,
+    /// and later calls [`from_range`](Self::from_range).
     pub fn into_range(self) -> (IovaRange, bool) {
         (self.range, self.addresses.map(Changing::done).is_none())
     }
 
-    /// The token of addresses of `domain` that [`into_range`](Self::into_range) has returned. It trusts the caller in that, as
-    /// [`Reserved::from_range`] does.
+    /// The token of addresses of `domain` that [`into_range`](Self::into_range) has returned. The caller guarantees this; it is not
+    /// checked.
     pub fn from_range(domain: &'d Domain<M, P>, (range, is_lost): (IovaRange, bool)) -> Self {
         Self { domain, range, addresses: (!is_lost).then(|| domain.changing(range)) }
     }
 
     /// Frees the addresses for other callers, unless they have leaked. The caller has [confirmed](Domain::confirm) the gather of their
-    /// [`unlink`](Linked::unlink): otherwise a device of their next mapping may still reach the memory of this one. O(1); if the CPU's cache
-    /// is full, O(log n) for each of up to 64 ranges that go back to the address space.
-    ///
-    /// Context: does not wait for hardware, and allocates nothing. The caller holds no lock and no CPU.
+    /// [`unlink`](Linked::unlink): otherwise a device of their next mapping may still reach the memory of this one. O(1); if the CPU's
+    /// cache is full, O(log n) for each of up to 64 ranges that go back to the address space. Context: does not wait for hardware, and
+    /// allocates nothing. The caller holds no lock and no CPU.
     pub fn free(self) {
         let Self { domain, addresses, .. } = self;
         if let Some(addresses) = addresses {
@@ -378,10 +367,9 @@ impl<'d, M: Mapper, P: Platform> Unlinked<'d, M, P> {
         }
     }
 
-    /// Holds the addresses until a later flush is confirmed, which the domain retries: for what the hardware did not confirm. Leaked addresses
-    /// stay so, and count as exposed until then. If the flush queue is full, the addresses leak. O(1).
-    ///
-    /// Context: does not wait for hardware. The caller holds no lock and no CPU.
+    /// Holds the addresses until a later flush is confirmed, which the domain retries: for what the hardware did not confirm. Leaked
+    /// addresses stay so, and count as exposed until then. If the flush queue is full, the addresses leak. O(1). Context: does not wait for
+    /// hardware. The caller holds no lock and no CPU.
     pub fn quarantine(self) {
         let Self { domain, range, addresses, .. } = self;
         match addresses {

@@ -1,5 +1,5 @@
-//! A domain's policy and its account of exposure, which change while I/O runs. After `Ok` of a change to a stricter policy, the new
-//! promise holds for earlier unmaps, too.
+//! A domain's policy and its account of exposure, which change while I/O runs. After `Ok` of a change to a stricter policy, the new promise
+//! holds for earlier unmaps, too.
 
 use super::Domain;
 use crate::domain::account::CpuBook;
@@ -11,12 +11,9 @@ use crate::platform::{LocalCpu, Platform};
 use crate::sync::{Ordering, fence};
 
 impl<M: Mapper, P: Platform> Domain<M, P> {
-    /// Changes the policy while I/O runs. After `Ok`, every unmap that returns later follows the new policy; where that is the stricter one,
-    /// devices reach nothing that was unmapped before.
-    ///
-    /// Devices and mappings with a policy of their own keep it. Costs one flush, or one store if the new policy is weaker.
-    ///
-    /// Context: waits for hardware. The caller holds no lock and no CPU.
+    /// Changes the policy while I/O runs. After `Ok`, every unmap that returns later follows the new policy; if that is the stricter one,
+    /// devices reach nothing that was unmapped before. Devices and mappings with a policy of their own keep it. Costs one flush, or one
+    /// store if the new policy is weaker. Context: waits for hardware. The caller holds no lock and no CPU.
     ///
     /// # Errors
     /// [`PolicyError::Translation`] from or to passthrough: nothing is changed. [`PolicyError::Unconfirmed`]: the policy is changed, but
@@ -25,13 +22,14 @@ impl<M: Mapper, P: Platform> Domain<M, P> {
         self.change(&self.policy, Some(policy))
     }
 
-    /// Stores `policy` in `place`, and flushes where the stricter promise needs it.
+    /// Stores `policy` in `place`, and flushes if the stricter promise needs it.
     pub(crate) fn change(&self, place: &AtomicPolicy, policy: Option<Policy>) -> Result<(), PolicyError> {
         // An exception may always end: the domain's own policy holds again.
         policy.map_or(Ok(()), |new| self.allows(new))?;
         let old = place.swap(policy);
         // The domain's own policy may be changing at the same time. It is loaded after the store and a fence, and that change's flush has a
-        // fence, too. So either this load sees a stricter own policy, or that flush begins after the store, and covers what the exception queued.
+        // fence, too. So either this load sees a stricter own policy, or that flush begins after the store, and covers what the exception
+        // queued.
         fence(Ordering::SeqCst);
         let own = self.policy();
         let (new, old) = (policy.unwrap_or(own), old.unwrap_or(own));
@@ -41,7 +39,7 @@ impl<M: Mapper, P: Platform> Domain<M, P> {
         if self.translated && !new.is_weaker_than(old) { Ok(self.flush()?) } else { Ok(()) }
     }
 
-    /// Returns an error where mappings of the domain cannot have the policy `new`.
+    /// Returns an error if mappings of the domain cannot have the policy `new`.
     fn allows(&self, new: Policy) -> Result<(), PolicyError> {
         if new.is_translated() == self.translated {
             return Ok(());
@@ -49,20 +47,18 @@ impl<M: Mapper, P: Platform> Domain<M, P> {
         Err(PolicyError::Translation { from: self.policy().name(), to: new.name() })
     }
 
-    /// The exposure that the domain has caused so far.
-    ///
-    /// It counts mappings of the [`dma`](crate::dma) layer, and neighbours that a caller's cache reports by
-    /// [`count_neighbours`](Self::count_neighbours). [`map`](Self::map) itself knows whole pages only, which have no neighbours. Without
-    /// translation everything is always exposed, and nothing is counted.
+    /// The exposure that the domain has caused so far: of mappings of the [`dma`](crate::dma) layer, and of neighbours that a caller's
+    /// cache reports by [`count_neighbours`](Self::count_neighbours). [`map`](Self::map) itself knows whole pages only, which have no
+    /// neighbours. Without translation everything is always exposed, and nothing is counted.
     ///
     /// The clock is read about every 65 us while a CPU maps and unmaps, and at least at every 64th change. Changes between two readings at
     /// most 131 us apart are taken as spread evenly, so the error for that time is at most the difference between the most and the fewest
     /// bytes in it. If the CPU has paused for longer, all bytes that came count for the whole pause: more than happened, never less. A ring
     /// reports its mappings when a batch is complete.
     ///
-    /// Deferred ranges of a CPU may count for longer than devices reached them, never for less. A CPU learns of flushes now and then while it
-    /// defers, when its window ends, and in this call; it then counts up to the last confirmed flush. So after [`flush`](Self::flush) the
-    /// account is exact if it is read before another flush is confirmed. `longest_stale_ns` is exact otherwise.
+    /// Deferred ranges of a CPU may count for longer than devices reached them, never for less. A CPU learns of flushes now and then while
+    /// it defers, when its window ends, and in this call; it then counts up to the last confirmed flush. So after [`flush`](Self::flush)
+    /// the account is exact if it is read before another flush is confirmed. `longest_stale_ns` is exact otherwise.
     ///
     /// Context: O(CPUs), and one barrier of all CPUs if any has deferred. The caller holds no lock and no CPU.
     pub fn exposure(&self) -> Exposure {
@@ -82,12 +78,12 @@ impl<M: Mapper, P: Platform> Domain<M, P> {
         self.platform.now_ns()
     }
 
-    /// Counts `change` bytes more (negative: fewer) that devices can reach and that are in no buffer in use: neighbours in a buffer's pages, or
-    /// idle mappings of a caller's cache. They count in [`exposure`](Self::exposure), as `neighbour_byte_ns`, until the caller takes the same
-    /// number off again.
+    /// Counts `change` bytes more (negative: fewer) that devices can reach and that are in no buffer in use: neighbours in a buffer's
+    /// pages, or idle mappings of a caller's cache. They count in [`exposure`](Self::exposure), as `neighbour_byte_ns`, until the caller
+    /// subtracts the same number.
     ///
-    /// They are counted even if the platform panics, which the caller then meets; a second panic ends the process. Costs two stores with a CPU
-    /// lent, and a reading of the clock now and then; nothing for 0.
+    /// They are counted even if the platform panics, which the caller then meets; a second panic ends the process. Costs two stores with a
+    /// CPU lent, and a reading of the clock now and then; nothing for 0.
     #[inline]
     pub fn count_neighbours(&self, change: i64) {
         if change != 0 {
@@ -115,7 +111,7 @@ impl<M: Mapper, P: Platform> Domain<M, P> {
         }
     }
 
-    /// Counts `bytes` fewer: devices cannot reach them any more, or they now count as waiting for a flush.
+    /// Counts `bytes` fewer: devices cannot reach them any more, or they now count as deferred.
     #[inline]
     pub(super) fn uncount_neighbours(&self, cpu: Option<&LocalCpu<'_>>, bytes: u64) {
         self.change_neighbours(cpu, bytes.wrapping_neg());

@@ -1,4 +1,5 @@
-//! Maps of a list. A map counts while it has a CPU for its addresses; if it fails, it undoes the counts and frees the addresses.
+//! Maps of a list. A map updates its counters with the CPU that it holds to allocate addresses. If it fails later, it undoes the counts and
+//! frees the addresses.
 
 use core::cell::Cell;
 
@@ -14,8 +15,8 @@ use crate::platform::{LocalCpu, Platform};
 
 impl<M: Mapper, P: Platform> Domain<M, P> {
     /// As [`map`](Self::map), for a list of `used` bytes in `len` bytes of pages, as [`pages_of`](Self::pages_of) counts them. The list's
-    /// neighbours [count](Self::count_neighbours). Calls `count` with the CPU that took the addresses, and `true`; if the map fails then, again
-    /// with `false`. With `HERE`, the gather is in the caller's frame.
+    /// neighbours [count](Self::count_neighbours). Calls `count` with the CPU that took the addresses, and `true`; if the map fails then,
+    /// again with `false`. With `HERE`, the gather is in the caller's frame.
     ///
     /// # Safety
     /// As for [`map`](Self::map), clauses 1 to 3.
@@ -82,7 +83,7 @@ impl<M: Mapper, P: Platform> Domain<M, P> {
         Ok(changing.done())
     }
 
-    /// The fast path, in one exclusive section of the CPU that has the addresses. Where it is not possible, nothing is changed.
+    /// The fast path, in one exclusive section of the CPU that has the addresses. If it is not possible, nothing is changed.
     ///
     /// # Safety
     /// As for [`map`](Self::map), clauses 1 and 2.
@@ -102,8 +103,8 @@ impl<M: Mapper, P: Platform> Domain<M, P> {
         self.take_and(enter, bytes, limit, |cpu| count(Some(cpu), true))
     }
 
-    /// Ends a map that was counted and has taken `addresses`. `failed` undoes the entries and says what is left; then the counts are undone, and
-    /// the addresses end. Out of line, to keep the map's frame small.
+    /// Ends a map that was counted and has taken `addresses`. `failed` undoes the entries and says what is left; then the counts are
+    /// undone, and the addresses end. Out of line, to keep the map's frame small.
     #[cold]
     #[inline(never)]
     fn open_failed(

@@ -59,7 +59,7 @@ impl<M: Mapper, P: Platform> Domain<M, P> {
         result
     }
 
-    /// Enters the pages of `list`, which [`pages_of`](Self::pages_of) has checked, into `range`. Where table memory is short, reclaims empty
+    /// Enters the pages of `list`, which [`pages_of`](Self::pages_of) has checked, into `range`. If table memory is short, reclaims empty
     /// tables once.
     ///
     /// # Safety
@@ -196,7 +196,7 @@ impl<M: Mapper, P: Platform> Domain<M, P> {
         LinkFailed { error, remains: Remains { reachable, occupied } }
     }
 
-    /// Maps the pages at `phys` to `range`, which the caller owns, on the fast path. Where that is not possible, nothing is changed, and the
+    /// Maps the pages at `phys` to `range`, which the caller owns, on the fast path. If that is not possible, nothing is changed, and the
     /// caller uses [`link`](Self::link). Counts nothing.
     ///
     /// # Safety
@@ -207,7 +207,7 @@ impl<M: Mapper, P: Platform> Domain<M, P> {
         self.in_turn_of(|turn| unsafe { self.mapper.map_fast(turn, range, phys, attributes) })
     }
 
-    /// The same for the granules of a list that [`pages_of`](Self::pages_of) has checked.
+    /// As [`link_fast`](Self::link_fast), for the granules of a list that [`pages_of`](Self::pages_of) has checked.
     ///
     /// # Safety
     /// As for [`link`](Self::link), clauses 1 and 2.
@@ -235,7 +235,7 @@ impl<M: Mapper, P: Platform> Domain<M, P> {
         self.platform.with_cpu_fast(enter).flatten() == Some(true)
     }
 
-    /// Removes the translations of `range` and adds them to `gather`, or everything where not all of the range was mapped. Returns what was
+    /// Removes the translations of `range` and adds them to `gather`, or everything if not all of the range was mapped. Returns what was
     /// mapped, and what still is.
     // Inlined: otherwise the result goes through memory, which costs a batch 1.5 ns.
     #[inline(always)]
@@ -245,8 +245,8 @@ impl<M: Mapper, P: Platform> Domain<M, P> {
         if unmapped.bytes == range.len() {
             unsure.done();
         }
-        // Otherwise the guard adds everything: another caller has removed the rest, and may not have invalidated it. The rest may have been part
-        // of a large page, whose extent is not known any more.
+        // Otherwise the guard adds everything: another caller has removed the rest, and may not have invalidated it. The rest may have been
+        // part of a large page, whose extent is not known any more.
         unmapped
     }
 

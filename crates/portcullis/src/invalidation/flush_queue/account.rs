@@ -1,19 +1,19 @@
-//! The exposure of one queue's entries: bytes times time, by a clock that is read now and then. It is an upper bound on devices' exposure; it
-//! misses at most what happened between two clock readings that are at most 131 us apart.
+//! The exposure of one queue's entries: bytes times time, by a clock that is read now and then. It is an upper bound on devices' exposure;
+//! it misses at most what happened between two clock readings that are at most 131 us apart.
 //!
-//! The queue counts bytes exactly. The clock is read for the first range of a segment, now and then after it (as [`Level`] says), and when a
-//! flush is confirmed. Between two readings the waiting bytes are taken to have grown evenly, or, where the readings are far apart, at once.
-//! So a push costs two additions, and the total is off by at most half of the bytes that came between two readings, for the time between
-//! them; where these are far apart it is too high. A queue learns of flushes when it closes a segment (the first entry after a new generation
-//! closes one), when it is full, and when it is visited. Covered entries count up to the last flush that is confirmed by then: longer than
-//! devices reached them if there was another flush in between, never shorter.
+//! The queue counts bytes exactly. The clock is read for the first range of a segment, now and then after it (as [`Level`] says), and when
+//! a flush is confirmed. Between two readings the deferred bytes are taken to have grown evenly, or, where the readings are far apart, at
+//! once. So a push costs two additions, and the total is off by at most half of the bytes that came between two readings, for the time
+//! between them; where these are far apart it is too high. A queue learns of flushes when it closes a segment (the first entry after a new
+//! generation closes one), when it is full, and when it is visited. Covered entries count up to the last flush that is confirmed by then:
+//! longer than devices reached them if there was another flush in between, never shorter.
 
 use arrayvec::ArrayVec;
 
 use super::Flush;
 use crate::exposure::{ByteTime, Bytes, Level};
 
-/// The most waiting segments of a queue that are told apart.
+/// The most deferred segments of a queue that are told apart.
 pub(super) const SEGMENTS: usize = 4;
 
 #[derive(Debug, Clone, Copy)]
@@ -37,8 +37,8 @@ pub(super) struct Account {
 }
 
 impl Account {
-    /// Samples the clock at `now_ns`: `queued` is all that was ever queued, and `bytes` come now. Returns the number of entries until the next
-    /// sample, at least 1.
+    /// Samples the clock at `now_ns`: `queued` is all that was ever queued, and `bytes` come now. Returns the number of entries until the
+    /// next sample, at least 1.
     #[cold]
     pub(super) fn sample(&mut self, now_ns: u64, queued: Bytes, bytes: Bytes) -> u64 {
         self.oldest_ns.get_or_insert(now_ns);
@@ -51,8 +51,8 @@ impl Account {
         self.level.next_sample()
     }
 
-    /// Closes the open segment before entry number `end`; all `queued` bytes are in it or before. Flushes above `stamp`, and flush-alls above
-    /// `generation`, cover it. Neither number decreases from segment to segment.
+    /// Closes the open segment before entry number `end`; all `queued` bytes are in it or before. Flushes above `stamp`, and flush-alls
+    /// above `generation`, cover it. Neither number decreases from segment to segment.
     #[cold]
     pub(super) fn close(&mut self, stamp: u64, generation: u64, end: u64, queued: Bytes) {
         // The segment has an entry, and the clock was read for its first.
@@ -81,7 +81,7 @@ impl Account {
         safe
     }
 
-    /// Byte-nanoseconds up to now, and the longest wait in nanoseconds, past or present.
+    /// Byte-nanoseconds up to now, and the longest deferral in nanoseconds, past or present.
     pub(super) fn total(&self, now_ns: u64, queued: Bytes) -> (ByteTime, u64) {
         let first = self.closed.first().map(|segment| segment.oldest_ns).or(self.oldest_ns);
         let open_ns = first.map_or(0, |first| now_ns.saturating_sub(first));

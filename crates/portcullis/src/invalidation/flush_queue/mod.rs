@@ -1,37 +1,39 @@
-//! The queues of *lazy* protection: unmapped ranges that the hardware may still have cached. A queue frees a range only when an invalidation of
-//! the domain is confirmed that began after the range was queued.
+//! The queues of *lazy* protection: unmapped ranges that the hardware may still have cached. A queue frees a range only when an
+//! invalidation of the domain is confirmed that began after the range was queued.
 //!
-//! Each CPU has a queue of its own, or all share a long one where flushes are expensive. One domain-wide invalidation, a *flush*, covers the
-//! entries of all CPUs. Numbers tell which entries it covers:
+//! Each CPU has a queue of its own, or all share a long one where flushes are expensive. One domain-wide invalidation, a *flush*, covers
+//! the entries of all CPUs. Numbers tell which entries it covers:
 //!
 //! - each flush gets a number when it begins, counting from 1;
-//! - a queue is cut into *segments*, four to a full queue. A segment that is closed is stamped with the number of the last flush that has begun;
-//! - once a flush with a higher number is confirmed, the segment is *safe*: that flush began after the segment was closed, so its translations
-//!   are gone and its addresses may be used again. A flush that fails is never confirmed.
+//! - a queue is cut into *segments*, four to a full queue. A segment that is closed is stamped with the number of the last flush that has
+//!   begun;
+//! - once a flush with a higher number is confirmed, the segment is *safe*: that flush began after the segment was closed, so its
+//!   translations are gone and its addresses may be used again. A flush that fails is never confirmed.
 //!
-//! So a CPU reads the flushes' words once per segment, and a flush for a full queue looks at no other queue. An explicit flush, a timer and a
-//! change of policy must also cover open segments: they are a *flush-all*. It bumps a *generation*, which each CPU reads with each entry that it
-//! queues; a CPU that sees a new one closes its segment first. Entries that were queued under an older generation are safe when the flush-all is
-//! confirmed, whenever their segment is closed. So a flush-all looks at no queue either.
+//! So a CPU reads the flushes' words once per segment, and a flush for a full queue looks at no other queue. An explicit flush, a timer and
+//! a change of policy must also cover open segments: they are a *flush-all*. It bumps a *generation*, which each CPU reads with each entry
+//! that it queues; a CPU that sees a new one closes its segment first. Entries that were queued under an older generation are safe when the
+//! flush-all is confirmed, whenever their segment is closed. So a flush-all looks at no queue either.
 //!
-//! Memory ordering of segments. A flush must not begin before the hardware can see all cleared page-table entries that it will be taken to cover.
-//! A CPU that closes a segment clears entries, passes a `SeqCst` fence, and then loads the stamp. A flush takes its number, passes a fence, and
-//! then has the hardware invalidate. One of the fences is first. If the segment's is, the flush and its hardware see the entries cleared. If the
-//! flush's is, the load sees its number, and the stamp says that this flush does not cover the segment.
+//! Memory ordering of segments. A flush must not begin before the hardware can see all cleared page-table entries that it will be taken to
+//! cover. A CPU that closes a segment clears entries, passes a `SeqCst` fence, and then loads the stamp. A flush takes its number, passes a
+//! fence, and then has the hardware invalidate. One of the fences is first. If the segment's is, the flush and its hardware see the entries
+//! cleared. If the flush's is, the load sees its number, and the stamp says that this flush does not cover the segment.
 //!
-//! Memory ordering of a flush-all. It bumps the generation, waits for the exclusive sections under way ([`TurnLocal::wait_for_first`]), and then has
-//! the hardware invalidate. A CPU clears an entry before it queues it, and reads the generation in the exclusive section that queues it. Either the
-//! flush waits for that section, or finds it over, and the hardware sees the entry cleared; or the section reads the new generation, and the
-//! entry is not taken to be covered. In the shared queue the lock replaces the section: the flush takes it once between the two steps.
+//! Memory ordering of a flush-all. It bumps the generation, waits for the exclusive sections under way ([`TurnLocal::wait_for_first`]), and
+//! then has the hardware invalidate. A CPU clears an entry before it queues it, and reads the generation in the exclusive section that
+//! queues it. Either the flush waits for that section, or finds it over, and the hardware sees the entry cleared; or the section reads the
+//! new generation, and the entry is not taken to be covered. In the shared queue the lock replaces the section: the flush takes it once
+//! between the two steps.
 //!
-//! A CPU uses its queue without a lock, in the exclusive section in which it clears the translations. A visitor uses it while the CPU is kept out of
-//! this queue, but not out of its other per-CPU values: see [`TurnLocal::apart_in`]. The visitor sees what the CPU did in its sections and before.
-//! Sections after the visit see what the visitor did and saw before it, such as a new policy. Meanwhile the CPU uses the shared queue, under its
-//! lock.
+//! A CPU uses its queue without a lock, in the exclusive section in which it clears the translations. A visitor uses it while the CPU is
+//! kept out of this queue, but not out of its other per-CPU values: see [`TurnLocal::apart_in`]. The visitor sees what the CPU did in its
+//! sections and before. Sections after the visit see what the visitor did and saw before it, such as a new policy. Meanwhile the CPU uses
+//! the shared queue, under its lock.
 //!
-//! Unused queues are not visited, and the sections of their CPUs not waited for. A CPU *announces* its queue with its first entry, and then reads
-//! the generation (and the policy, again). A visitor, or a flush, stores its news first, and then reads which queues are announced. With a fence
-//! between the two steps on both sides, one of them sees the other.
+//! A flush does not visit unused queues, nor wait for sections of their CPUs. A CPU *announces* its queue with its first entry, and then
+//! reads the generation (and the policy, again). A visitor, or a flush, stores its update first, and then reads which queues are announced.
+//! With a fence between the two steps on both sides, one of them sees the other.
 
 mod account;
 mod flushes;
@@ -52,8 +54,8 @@ use ring::Ring;
 /// four entries, the second of which takes the fast path.)
 pub const QUEUE_ENTRIES: usize = if cfg!(loom) { 16 } else { 256 };
 
-/// Entries of the one queue that all CPUs share where flushes are expensive: as many as Linux has in that case since 2023 (the single queue of
-/// its `dma-iommu` driver).
+/// Entries of the one queue that all CPUs share where flushes are expensive: as many as Linux has in that case since 2023 (the single queue
+/// of its `dma-iommu` driver).
 pub const SHARED_ENTRIES: usize = if cfg!(loom) { 8 } else { 32_768 };
 
 /// The most ranges that a call takes or gives back while it holds one CPU.
@@ -63,22 +65,22 @@ pub const SLICE: usize = 64;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[must_use = "a range that was not queued must be flushed, a timer that is asked for must be set"]
 pub enum Pushed {
-    /// The range waits. The queue's timer is running.
+    /// The range is deferred. The queue's timer is running.
     Queued,
-    /// The range waits. The caller must set a timer. When this window ends, call [`FlushQueue::end_timers`], and begin a flush-all if anything
-    /// waits.
+    /// The range is deferred. The caller must set a timer. When this window ends, call [`FlushQueue::end_timers`], and begin a flush-all if
+    /// anything is deferred.
     QueuedFirst {
         /// The window in nanoseconds.
         window_ns: u64,
     },
     /// No room: the caller flushes and tries again.
     Full,
-    /// The range may not wait any more: the caller invalidates it.
+    /// The range may no longer be deferred: the caller invalidates it.
     Refused,
 }
 
 impl Pushed {
-    /// Whether the range waits.
+    /// Whether the range is deferred.
     #[inline]
     pub(crate) const fn is_queued(self) -> bool {
         matches!(self, Self::Queued | Self::QueuedFirst { .. })
@@ -94,7 +96,7 @@ pub struct Cleared {
     pub neighbours: u64,
 }
 
-/// An entry: bytes that wait for a flush, and the addresses to free after it, if any.
+/// An entry: deferred bytes, and the addresses to free after the flush, if any.
 #[derive(Debug, Clone, Copy)]
 pub struct Waiting {
     pub(crate) range: Option<IovaRange>,
@@ -114,9 +116,7 @@ impl Cleared {
     }
 }
 
-/// The queues of all CPUs, and the numbers that tell which entries are safe.
-///
-/// One value is used with the CPUs of one platform.
+/// The queues of all CPUs, and the numbers that tell which entries are safe. One value is used with the CPUs of one platform.
 #[derive(Debug)]
 pub struct FlushQueue {
     own: TurnLocal<Ring, true>,
@@ -166,9 +166,9 @@ fn share(place: &mut MaybeUninit<Mutex<Ring>>, entries: usize) -> Result<(), Out
 }
 
 impl FlushQueue {
-    /// Makes empty queues. With `marks` there are [`QUEUE_ENTRIES`] for each of `cpus` CPUs that have section flags there, in whose exclusive sections the
-    /// queues are used. Without, there is one queue of [`SHARED_ENTRIES`] (512 KiB) for all CPUs: flushes are few, and all CPUs take one lock. All memory
-    /// is allocated here.
+    /// Makes empty queues, and allocates all their memory. With `marks` there are [`QUEUE_ENTRIES`] for each of `cpus` CPUs that have
+    /// section flags there, in whose exclusive sections the queues are used. Without, there is one queue of [`SHARED_ENTRIES`] (512 KiB)
+    /// for all CPUs: flushes are few, and all CPUs take one lock.
     ///
     /// # Errors
     /// [`OutOfMemory`].
@@ -180,10 +180,7 @@ impl FlushQueue {
         Ok(unsafe { place.assume_init() })
     }
 
-    /// As `new`, in `place`: two of these do not fit on a kernel's stack.
-    ///
-    /// # Errors
-    /// [`OutOfMemory`]; `place` stays uninitialised.
+    /// As `new`, in `place`, which stays uninitialised after an error: two of these do not fit on a kernel's stack.
     pub(crate) fn make_for(
         place: &mut MaybeUninit<Self>,
         marks: Option<Shared<Marks>>,
@@ -228,17 +225,16 @@ impl FlushQueue {
         }
     }
 
-    /// Queues `cleared`, whose page-table entries the caller has cleared, until a flush covers it. `window` returns the nanoseconds for which it
-    /// may wait; with `None` nothing is queued. It is called in the CPU's exclusive section, or under the shared queue's lock.
+    /// Queues `cleared`, whose page-table entries the caller has cleared, until a flush covers it. `window` returns the nanoseconds for
+    /// which it may be deferred; with `None` nothing is queued. It is called in the CPU's exclusive section, or under the shared queue's
+    /// lock. So if a caller makes `window` return `None` (or less), and *then* begins a [flush-all](Self::begin_flush_of_all), the flush
+    /// covers earlier entries, and later pushes see the change.
     ///
-    /// So a caller that makes `window` return `None` (or less), and *then* begins a [flush-all](Self::begin_flush_of_all), can rely on this:
-    /// the flush covers earlier entries, and later pushes see the change.
+    /// Also takes out the queue's oldest entry, if it is known to be safe: the caller frees its addresses. `clock` is read now and then.
+    /// O(1), allocates nothing.
     ///
-    /// Also takes out the queue's oldest entry, if it is known to be safe: the caller frees its addresses. `clock` is read now and then. O(1),
-    /// allocates nothing.
-    ///
-    /// Returns `None`, with nothing changed, where the CPU has no queue of its own, or a visitor has it. The caller then leaves its section, and
-    /// uses the [shared](Self::push_shared) queue: a section may not wait for that lock, as visitors wait for sections.
+    /// Returns `None`, with nothing changed, where the CPU has no queue of its own, or a visitor has it. The caller then leaves its
+    /// section, and uses the [shared](Self::push_shared) queue: a section may not wait for that lock, as visitors wait for sections.
     #[inline(always)]
     pub fn push(
         &self,
@@ -272,9 +268,9 @@ impl FlushQueue {
         Some(self.push_to(self.own.get(turn)?, Some(turn.index()), waiting, window, clock))
     }
 
-    /// As [`push`](Self::push), into the shared queue, for whose lock it may wait. The caller is in no exclusive section, as visitors wait for these;
-    /// except where no CPU has a queue of its own, as then visitors wait for none. The oldest entry's addresses go to `reclaim` under the lock,
-    /// too: a caller that takes everything back finds them in the queue, or freed already.
+    /// As [`push`](Self::push), into the shared queue, for whose lock it may wait. The caller is in no exclusive section, as visitors wait
+    /// for these; except where no CPU has a queue of its own, as then visitors wait for none. The oldest entry's addresses go to `reclaim`
+    /// under the lock, too: a caller that takes everything back finds them in the queue, or freed already.
     pub fn push_shared(
         &self,
         waiting: Waiting,

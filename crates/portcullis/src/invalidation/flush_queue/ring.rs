@@ -1,5 +1,5 @@
-//! One queue of ranges that wait for a flush: a ring of entries in segments, oldest first. It gives out an entry only when a flush that covers
-//! its segment is known to be confirmed.
+//! One queue of deferred ranges: a ring of entries in segments, oldest first. It gives out an entry only when a flush that covers its
+//! segment is known to be confirmed.
 
 use alloc::boxed::Box;
 use core::mem::MaybeUninit;
@@ -13,8 +13,8 @@ use crate::heap::{OutOfMemory, slice};
 use crate::percpu::LocalU64;
 use crate::sync::Mutex;
 
-/// The entries of one CPU, or of all callers without a queue of their own. Only the present owner changes its words: the CPU in its exclusive
-/// section, a visitor, or the holder of the shared queue's lock.
+/// The entries of one CPU, or of all callers without a queue of their own. Only the present owner changes its words: the CPU in its
+/// exclusive section, a visitor, or the holder of the shared queue's lock.
 #[derive(Debug)]
 pub(super) struct Ring {
     /// A power of two of entries: the start of the range, and its length, which is 0 for an entry without addresses.
@@ -26,8 +26,8 @@ pub(super) struct Ring {
     safe: LocalU64,
     /// The value of `tail` when the open segment began.
     opened: LocalU64,
-    /// When `tail` reaches this, the next push takes the slow path: it reads the clock, or ends the segment. The first push of a segment always
-    /// does; so the first push of a queue, which announces the queue, does, too.
+    /// When `tail` reaches this, the next push takes the slow path: it reads the clock, or ends the segment. The first push of a segment
+    /// always does; so does the first push of a queue, which announces the queue.
     busy_at: LocalU64,
     /// The window of the running timer, in nanoseconds; `u64::MAX` without one.
     timer_ns: LocalU64,
@@ -78,8 +78,8 @@ impl Ring {
         tail - self.head.get() == self.entries.len() as u64
     }
 
-    /// The fast path of [`push`](Self::push): there is room, the clock need not be read, the segment is not full, `generation` is unchanged, and no
-    /// [timer](Self::wants_timer) is wanted. Otherwise returns `None`, and nothing is changed.
+    /// The fast path of [`push`](Self::push): there is room, the clock need not be read, the segment is not full, `generation` is
+    /// unchanged, and no [timer](Self::wants_timer) is wanted. Otherwise returns `None`, and nothing is changed.
     #[inline(always)]
     pub(super) fn push_fast(
         &self,
@@ -103,8 +103,8 @@ impl Ring {
         Some(oldest.flatten())
     }
 
-    /// Adds an entry, with or without addresses, where there is [room](Self::has_room), and takes out the oldest entry, if it is safe. Returns
-    /// whether the new entry's segment is full, and must be [closed](Self::close); and the oldest entry's addresses, if any.
+    /// Adds an entry, with or without addresses, where there is [room](Self::has_room), and takes out the oldest entry, if it is safe.
+    /// Returns whether the new entry's segment is full, and must be [closed](Self::close); and the oldest entry's addresses, if any.
     pub(super) fn push(
         &self,
         range: Option<IovaRange>,
@@ -182,8 +182,8 @@ impl Ring {
         Some(NonZeroU64::new(len.get()).map(|len| IovaRange::inside(Iova::new(start.get()), len)))
     }
 
-    /// Whether to ask for a timer, for an entry that may wait for `window_ns`: unless one runs that comes in time. `ended` timers have ended by
-    /// now; if that number is new to the queue, its own timer may be one of them.
+    /// Whether to ask for a timer, for an entry that may be deferred for `window_ns`: unless one runs that comes in time. `ended` timers
+    /// have ended by now; if that number is new to the queue, its own timer may be one of them.
     #[inline]
     pub(super) fn wants_timer(&self, window_ns: u64, ended: u64) -> bool {
         if self.ended.get() != ended {
@@ -206,7 +206,7 @@ impl Ring {
         self.announced.set(1);
     }
 
-    /// Byte-nanoseconds of all entries up to `now_ns`, and the longest wait in nanoseconds.
+    /// Byte-nanoseconds of all entries up to `now_ns`, and the longest deferral in nanoseconds.
     pub(super) fn exposure(&self, now_ns: u64) -> (ByteTime, u64) {
         self.account.lock().total(now_ns, self.queued())
     }

@@ -10,10 +10,9 @@ use crate::sync::{Ordering, fence};
 use super::SLICE;
 
 impl FlushQueue {
-    /// Closes the queue of CPU `index`, which is being unplugged: a flush that [begins](Self::begin_flush) later covers all its entries. Returns
-    /// whether anything waits there, so that a flush is due.
-    ///
-    /// Context: one barrier of all CPUs and a wait for that CPU's exclusive section. The caller holds no lock and no CPU.
+    /// Closes the queue of CPU `index`, which is being unplugged: a flush that [begins](Self::begin_flush) later covers all its entries.
+    /// Returns whether anything is deferred there, so that a flush is due. Context: one barrier of all CPUs and a wait for that CPU's
+    /// exclusive section. The caller holds no lock and no CPU.
     pub fn close_of<P: Platform>(&self, platform: &P, index: usize) -> bool {
         let mut due = false;
         self.own.with_others(platform, Some(index), |_, ring| {
@@ -24,15 +23,13 @@ impl FlushQueue {
         due
     }
 
-    /// Visits all queues in use, and updates them with the confirmed flushes.
-    ///
-    /// Context: as every visit, one barrier of all CPUs and a wait for the exclusive sections of CPUs whose queues are in use, O(1) for each. The
-    /// caller holds no lock and no CPU.
+    /// Visits all queues in use, and updates them with the confirmed flushes. Context: as every visit, one barrier of all CPUs and a wait
+    /// for the exclusive sections of CPUs whose queues are in use, O(1) for each. The caller holds no lock and no CPU.
     pub fn tell<P: Platform>(&self, platform: &P) {
         self.visit(platform, |ring| self.catch_up(ring));
     }
 
-    /// Whether any entry waits for a flush. A visit: see [`tell`](Self::tell).
+    /// Whether any entry is deferred. A visit: see [`tell`](Self::tell).
     pub fn is_pending<P: Platform>(&self, platform: &P) -> bool {
         let mut pending = false;
         self.visit(platform, |ring| {
@@ -42,10 +39,9 @@ impl FlushQueue {
         pending
     }
 
-    /// Takes all safe entries out of the queues, or out of the queue of CPU `only`, and passes their addresses to `reclaim`, in slices of 64
-    /// entries with a CPU lent for each. Meanwhile CPUs are kept out of their own queues; the shared queue is locked for each slice.
-    ///
-    /// For exhausted address spaces, and for CPUs that are gone. A visit: see [`tell`](Self::tell).
+    /// Takes all safe entries out of the queues, or out of the queue of CPU `only`, and passes their addresses to `reclaim`, in slices of
+    /// 64 entries with a CPU lent for each. Meanwhile CPUs are kept out of their own queues; the shared queue is locked for each slice. For
+    /// exhausted address spaces, and for CPUs that are gone. A visit: see [`tell`](Self::tell).
     pub fn reclaim<P: Platform>(
         &self,
         platform: &P,
@@ -73,7 +69,7 @@ impl FlushQueue {
         (0..SLICE).all(|_| ring.pop().map(|range| range.into_iter().for_each(&mut reclaim)).is_some())
     }
 
-    /// Byte-nanoseconds of all entries up to `now_ns`, and the longest wait. A visit: see [`tell`](Self::tell).
+    /// Byte-nanoseconds of all entries up to `now_ns`, and the longest deferral. A visit: see [`tell`](Self::tell).
     pub(crate) fn exposure<P: Platform>(&self, platform: &P, now_ns: u64) -> (ByteTime, u64) {
         let mut sum = (ByteTime::default(), 0);
         self.visit(platform, |ring| {
@@ -87,7 +83,7 @@ impl FlushQueue {
 
     /// Calls `f` with each queue in use, which nobody else uses meanwhile.
     fn visit<P: Platform>(&self, platform: &P, mut f: impl FnMut(&Ring)) {
-        // Between the caller's news and the load of which queues are announced.
+        // Between the caller's update and the load of which queues are announced.
         fence(Ordering::SeqCst);
         self.own.with_first(platform, self.used(), |_, ring| f(ring));
         // Last: a CPU that was kept out of its own queue has used this one.

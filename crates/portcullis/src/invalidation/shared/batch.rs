@@ -4,8 +4,8 @@ use arrayvec::ArrayVec;
 
 use crate::invalidation::{Invalidation, Request};
 
-/// The most requests of one submission. A further request finds room in a full batch only as a request for its whole domain, which replaces the
-/// ranges of that domain.
+/// The most requests of one submission. A further request finds room in a full batch only as a request for its whole domain, which replaces
+/// the ranges of that domain.
 pub(super) const BATCH: usize = if cfg!(loom) { 2 } else { 64 };
 
 #[derive(Debug, Clone, Default)]
@@ -24,7 +24,7 @@ impl Batch {
         &self.requests
     }
 
-    /// Adds `requests`: all or, where there is no room, none. Returns whether it did.
+    /// Adds `requests`: all or, if there is no room, none. Returns whether it did.
     pub fn add_all(&mut self, requests: &[Request]) -> bool {
         // A single request needs no copy to go back to.
         let before = (requests.len() > 1).then(|| self.clone());

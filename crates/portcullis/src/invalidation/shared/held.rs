@@ -1,4 +1,5 @@
-//! A caller that holds a slot. It publishes its requests in the slot and waits for the answer. If the meeting has no leader, it becomes the leader.
+//! A caller that holds a slot. It publishes its requests in the slot and waits for the answer. If the meeting has no leader, it becomes the
+//! leader.
 
 use super::lead::Lead;
 use super::meeting::Meeting;
@@ -6,23 +7,23 @@ use super::state::{FAILED, FLIP, SLOTS, State};
 use crate::invalidation::{InvalidationError, Request};
 use crate::sync::{AtomicBool, Ordering, pause_among};
 
-/// Sets `flag` where it is clear, and acquires what its last holder stored. Returns whether it was clear.
+/// Sets `flag` if it is clear, and acquires what its last holder stored. Returns whether it was clear.
 fn take(flag: &AtomicBool) -> bool {
     // Looks first: a failing exchange takes the line, too.
     !flag.load(Ordering::Relaxed)
         && flag.compare_exchange(false, true, Ordering::Acquire, Ordering::Relaxed).is_ok()
 }
 
-/// A caller's slot. Dropping it waits for the answer, and takes the lead where nobody has it.
+/// A caller's slot. Dropping it waits for the answer, and takes the lead if nobody has it.
 pub(super) struct Held<'a> {
     meeting: &'a Meeting,
     pub number: usize,
-    /// The answer before, once it has asked.
+    /// The slot's `answer` at the time of asking; `None` before.
     asked: Option<u64>,
 }
 
 impl<'a> Held<'a> {
-    /// A slot for a caller of `meeting`: number `first`, or another one where that is held. `None` where all are held.
+    /// A slot for a caller of `meeting`: number `first`, or another one if that is held. `None` if all are held.
     pub fn new(meeting: &'a Meeting, first: usize) -> Option<Self> {
         (0..SLOTS).map(|more| (first + more) % SLOTS).find_map(|number| {
             let held = &meeting.slots[number].own.held;
@@ -53,7 +54,6 @@ impl<'a> Held<'a> {
         State(self.meeting.slots[self.number].answer.load(Ordering::Relaxed) & !(FLIP | FAILED))
     }
 
-    /// The answer, if there is one.
     pub fn answer(&self) -> Option<Result<(), InvalidationError>> {
         let Some(before) = self.asked else { return Some(Ok(())) };
         let slot = &self.meeting.slots[self.number];
@@ -64,7 +64,7 @@ impl<'a> Held<'a> {
         Some(if answer & FAILED != 0 { Err(*slot.own.error.lock()) } else { Ok(()) })
     }
 
-    /// Takes the lead, where nobody has it and this slot was not answered.
+    /// Takes the lead, if nobody has it and this slot was not answered.
     pub fn lead(&self) -> Option<Lead<'a>> {
         let meeting = self.meeting;
         if !take(&meeting.led.0) {
@@ -82,7 +82,7 @@ impl Drop for Held<'_> {
     fn drop(&mut self) {
         let mut looks = 0;
         while self.answer().is_none() {
-            // It unwinds, and takes its own request out.
+            // Reached only while unwinding: a dropped lead answers this slot's request.
             if self.lead().is_none() {
                 pause_among(looks);
                 looks = looks.saturating_add(1);

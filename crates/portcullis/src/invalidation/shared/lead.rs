@@ -1,4 +1,4 @@
-//! The lead of a meeting: who has it collects the requests of the callers, and answers them.
+//! The leader's role in a meeting: its holder collects the callers' requests, and answers them.
 
 use super::batch::Batch;
 use super::meeting::{Leads, Meeting};
@@ -33,8 +33,8 @@ pub(super) struct Lead<'a> {
     /// Slots whose requests are in the batch, the leader's own among them.
     taken: u64,
     left: u64,
-    /// The slot that is collected after the leader's own: the preferred one, else the next. So all are served in turn where not all fit, unless
-    /// preferred callers have no core.
+    /// The slot that is collected after the leader's own: the preferred one, else the next. So all are served in turn where not all fit,
+    /// unless preferred callers have no core.
     from: usize,
     result: Result<(), InvalidationError>,
 }
@@ -54,7 +54,6 @@ impl<'a> Lead<'a> {
         unsafe { &*self.meeting.leads.0.batch.get() }
     }
 
-    /// Begins with the leader's own requests.
     pub fn begin(&mut self) {
         // SAFETY: only the leader uses it, which this is. No other reference to it lives: `batch` lends it from `self`.
         unsafe { &mut *self.meeting.leads.0.batch.get() }.clear();
@@ -97,7 +96,8 @@ impl<'a> Lead<'a> {
         asking & self.taken != 0
     }
 
-    /// Adds the request of a slot. With more than [`RANGES`] in all, several requests of one domain are not read, and become the whole domain.
+    /// Adds the request of a slot. With more than [`RANGES`] in all, several requests of one domain are not read, and become the whole
+    /// domain.
     fn add(&mut self, number: usize, head: Head, is_full: bool) -> bool {
         let slot = &self.meeting.slots[number];
         let domain = head.domain();
@@ -137,7 +137,7 @@ impl<'a> Lead<'a> {
         self.left != 0
     }
 
-    /// For how many looks, of `most`, it has lately paid to linger; in every `probe`-th round `most`, to find out whether that pays again.
+    /// How many looks lingering has recently been worth, up to `most`; in every `probe`-th round `most`, to try again.
     pub fn looks(&self, most: u64, probe: u64) -> u64 {
         let Leads { rounds, linger, .. } = &self.meeting.leads.0;
         if rounds.get().is_multiple_of(probe) { most } else { linger.get().min(most) }
@@ -151,7 +151,8 @@ impl<'a> Lead<'a> {
         linger.set(if most_came { most } else { looks / 2 });
     }
 
-    /// Answers all collected callers, and gives the lead up. `has_company` says that others submit at the same time. Returns the number of callers.
+    /// Answers all collected callers, and gives the lead up. `has_company` says that others submit at the same time. Returns the number of
+    /// callers.
     pub fn finish(mut self, result: Result<(), InvalidationError>, has_company: bool) -> u32 {
         let (own, Leads { last, before, rounds, .. }) = (1 << self.own, &self.meeting.leads.0);
         let round = self.taken;

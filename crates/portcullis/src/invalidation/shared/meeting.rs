@@ -1,27 +1,29 @@
-//! The meeting place of a [`SharedQueue`](super::SharedQueue)'s callers: the CPUs of a group, or one level up the leaders of groups. At most one of
-//! them *leads* at any time: it collects the others' requests, and answers each of them once. No caller returns before it was answered.
+//! The meeting place of a [`SharedQueue`](super::SharedQueue)'s callers: the CPUs of a group, or one level up the leaders of groups. At
+//! most one of them *leads* at any time: it collects the others' requests, and answers each of them once. No caller returns before it was
+//! answered.
 //!
 //! Each caller has a [`Slot`], a cache line of its own, in which it publishes its requests. The leader looks at the slots. No load of these
-//! depends on another, so their lines come at the same time ([`prefetch`](crate::sync::prefetch)). The leader answers each caller on the caller's own line, which the
-//! caller polls. So a round passes each caller's line to the leader and back, and no two callers wait for one line: with one line for all answers,
-//! callers would get their copies of it one after the other.
+//! depends on another, so their lines come at the same time ([`prefetch`](crate::sync::prefetch)). The leader answers each caller on the
+//! caller's own line, which the caller polls. So a round passes each caller's line to the leader and back, and no two callers wait for one
+//! line: with one line for all answers, callers would get their copies of it one after the other.
 //!
-//! A slot is *asked* (it has a pending request) while the lowest bits of its `head` and its `answer` differ. Its caller flips the bit in `head`
-//! to ask, and the leader flips the bit in `answer` to answer. A caller that finds neither its answer nor a leader takes the lead. The meeting's
-//! [word](State) names a preferred leader, as several that try at once take the line from each other; others leave it the lead for a few looks,
-//! in which they do not look at the word. Each answer has a copy of the word.
+//! A slot is *asked* (it has a pending request) while the lowest bits of its `head` and its `answer` differ. Its caller flips the bit in
+//! `head` to ask, and the leader flips the bit in `answer` to answer. A caller that finds neither its answer nor a leader takes the lead.
+//! The meeting's [word](State) names a preferred leader, as several that try at once take the line from each other; others leave it the
+//! lead for a few looks, in which they do not look at the word. Each answer has a copy of the word.
 //!
 //! Memory ordering.
 //! - *Requests*: `head` is stored with `Release` after the slot's other words, and loaded with `Acquire` before them.
-//! - *The answer*: `answer` is stored with `Release`, after the error, and loaded with `Acquire`. So an answered caller sees what came before
-//!   the answer: the submission, and what all callers in it had stored before they asked.
-//! - *The lead*: `led` is set by an exchange that acquires, where it was clear, and cleared by a store that releases. So leaders are in one
-//!   order, each after the last one's loads and stores. Only the leader changes the word and answers: so it knows the
-//!   values, and stores. A caller that has got the lead looks once more whether the leader before has answered it.
+//! - *The answer*: `answer` is stored with `Release`, after the error, and loaded with `Acquire`. So an answered caller sees what came
+//!   before the answer: the submission, and what all callers in it had stored before they asked.
+//! - *The lead*: `led` is set by an exchange that acquires, if it was clear, and cleared by a store that releases. So leaders are in one
+//!   order, each after the last one's loads and stores. Only the leader changes the word and answers: so it knows the values, and stores. A
+//!   caller that has got the lead looks once more whether the leader before has answered it.
 //! - *The slot*: `held` is set by an exchange that acquires, and cleared by a store that releases. Its `answer` changes only as an answer,
 //!   which the previous holder has seen: so a relaxed load finds it.
 //! - *The word, and whether it is quiet*: hints for callers, so relaxed loads will do.
-//! - *No caller starves*: a caller without an answer looks until nobody leads, and then takes the lead. It serves its own slot before any other.
+//! - *No caller starves*: a caller without an answer looks until nobody leads, and then takes the lead. It serves its own slot before any
+//!   other.
 
 use alloc::boxed::Box;
 use core::cell::UnsafeCell;
@@ -38,8 +40,8 @@ use crate::sync::{AtomicBool, AtomicU64, Ordering};
 pub(super) struct Known {
     /// Slots that were ever used: a leader looks at no others.
     pub members: AtomicU64,
-    /// The last two rounds had one and the same caller, none was left out, and the leader of the last one met no other submission. Leaders store
-    /// it, and a caller without a slot that has met another one.
+    /// The last two rounds had one and the same caller, none was left out, and the leader of the last one met no other submission. Leaders
+    /// store it; so does a caller without a slot after it has seen another submission.
     pub is_quiet: AtomicBool,
 }
 
@@ -50,7 +52,7 @@ pub(super) struct Leads {
     pub last: LocalU64,
     pub before: LocalU64,
     pub rounds: LocalU64,
-    /// The number of looks for which it has lately paid to linger.
+    /// The looks for which it has lately paid to linger.
     pub linger: LocalU64,
     pub batch: UnsafeCell<Box<Batch>>,
 }
@@ -65,12 +67,11 @@ pub(super) struct Meeting {
     pub slots: Box<[Slot]>,
 }
 
-// SAFETY: all but the batch is `Sync`. Only the leader (`Lead`) uses the batch, there is one leader at a time, and each comes after the one before
-// (the module's documentation). A batch is `Send`.
+// SAFETY: all but the batch is `Sync`. Only the leader (`Lead`) uses the batch, there is one leader at a time, and each comes after the one
+// before (the module's documentation). A batch is `Send`.
 unsafe impl Sync for Meeting {}
 
 impl Meeting {
-    /// An empty meeting without a leader.
     pub fn new() -> Result<Self, OutOfMemory> {
         let batch = heap::boxed_in(|place| Ok::<_, OutOfMemory>(place.write(Batch::default())))?;
         let word = || LocalU64::new(0);
@@ -100,12 +101,10 @@ impl Meeting {
         State(self.word.0.load(Ordering::Relaxed))
     }
 
-    /// Whether the last two rounds had one and the same caller.
     pub fn is_quiet(&self) -> bool {
         self.known.0.is_quiet.load(Ordering::Relaxed)
     }
 
-    /// Whether somebody leads.
     pub fn is_led(&self) -> bool {
         self.led.0.load(Ordering::Relaxed)
     }

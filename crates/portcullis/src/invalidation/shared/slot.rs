@@ -1,4 +1,5 @@
-//! A caller's cache line, on which it asks and gets its answer: what its words mean. `meeting.rs` says who stores them when, and orders them.
+//! A caller's cache line, on which it asks and gets its answer: what its words mean. `meeting.rs` says who stores them when, and orders
+//! them.
 
 use core::slice;
 
@@ -67,7 +68,7 @@ impl Slot {
         Self { head: word(), start: word(), bytes: word(), many, answer, own }
     }
 
-    /// Its pending request. True for the leader; for others it may be answered at once.
+    /// Its pending request. Exact for the leader; for others it may be answered at any moment.
     pub fn asked(&self) -> Option<Head> {
         let head = self.head.load(Ordering::Acquire);
         // Relaxed: leaders alone store it, and each comes after the one before.
@@ -75,7 +76,7 @@ impl Slot {
         is_asked.then_some(Head(head))
     }
 
-    /// Its several requests, where `head` says so.
+    /// Its several requests, if `head` says so.
     ///
     /// # Safety
     /// 1. The slot is asked with this head, and is not answered while the reference lives: until then the requests stay ([`Held::ask`]).

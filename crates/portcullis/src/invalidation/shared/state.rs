@@ -6,7 +6,7 @@ pub(super) const SLOTS: usize = if cfg!(loom) { 2 } else { 16 };
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct State(pub u64);
 
-/// Of an answer, which is a copy of the word besides: the bit that flips, and whether it is an error. 0 in the word.
+/// In an answer only, which is a copy of the word besides: the bit that flips, and whether it is an error. 0 in the word.
 pub(super) const FLIP: u64 = 1;
 pub(super) const FAILED: u64 = 2;
 /// The last round had several callers.

@@ -1,6 +1,5 @@
-//! Whether a submission is under way: what callers without company, and leaders, tell each other by plain stores.
-//!
-//! It is a hint, and orders nothing: submissions may always go beside each other. Of two that overlap, the first end may hide the other.
+//! Whether a submission is under way, by plain stores of callers without company, and of leaders. A hint that orders nothing: submissions
+//! may always go beside each other. Of two that overlap, the first end may hide the other.
 
 use crate::percpu::CachePadded;
 use crate::sync::{AtomicU64, Ordering, prefetch};
@@ -14,7 +13,7 @@ impl UnderWay {
         Self(CachePadded(AtomicU64::new(0)))
     }
 
-    /// Fetches the word's line in the background.
+    /// Prefetches the word's cache line.
     pub fn fetch(&self) {
         prefetch(&raw const self.0.0);
     }
@@ -32,7 +31,6 @@ impl UnderWay {
     }
 }
 
-/// A submission under way.
 pub(super) struct Submission<'a> {
     word: &'a AtomicU64,
     number: u64,

@@ -13,31 +13,32 @@ use crate::invalidation::{Invalidation, InvalidationError, Request};
 use crate::percpu::CachePadded;
 use crate::sync::{AtomicBool, Ordering, pause, spin, spin_among};
 
-/// Fruitless looks for more callers, counted again after each that came: in a group, and among groups, which take longer.
+/// How often a leader looks without a new caller before it submits, in a group and among groups (which take longer); an arrival restarts
+/// the count.
 const LINGER: u64 = if cfg!(loom) { 1 } else { 16 };
 const TOP_LINGER: u64 = if cfg!(loom) { 1 } else { 64 };
 
 /// In every eighth round the leader lingers for as long as it may, to find out whether that pays again.
 const PROBE: u64 = 8;
 
-/// Looks of a CPU for its answer before it yields to the scheduler: some microseconds, longer than hardware mostly takes.
+/// Looks of a CPU for its answer before it yields to the scheduler: some microseconds, longer than hardware usually takes.
 const SPINS: u32 = 256;
 
-/// Looks of a group's leader for the end of a submission under way: it ends long before. The model checker leaves plain stores of two threads
-/// unordered, may read either of them for ever, and so would look for ever.
+/// Looks of a group's leader for the end of a submission under way: it ends long before. The model checker leaves plain stores of two
+/// threads unordered, may read either of them for ever, and so would look for ever.
 const UNDER_WAY: u32 = if cfg!(loom) { 2 } else { u32::MAX };
 
-/// Looks for which others leave the lead to the preferred caller.
+/// How often others look before they stop leaving the lead to the preferred caller.
 const PATIENCE: u32 = if cfg!(loom) { 1 } else { 4 };
 const TOP_PATIENCE: u32 = if cfg!(loom) { 1 } else { 16 };
 
 /// Shared waits of CPUs for one hardware queue: one wait for all callers that wait at the same time. A driver keeps it beside its queue; a
 /// [`SharedQueue`](super::SharedQueue) is this and a queue.
 ///
-/// - As a rule a request is in the submission after the one under way. It waits for five submissions where leaders are prompt, however many CPUs there
-///   are; those that end while a leader lingers or has no core come on top. Where
-///   callers have more than 64 requests of different domains, it waits for twice as many as these need. A caller waits for others as long as their
-///   submissions take, without a limit of its own: one that never goes on, as its CPU has stopped, keeps the others for ever.
+/// - As a rule a request is in the submission after the one under way. It waits for at most five submissions if leaders are prompt,
+///   whatever the number of CPUs, plus those that end while a leader lingers or is preempted; if callers have more than 64 requests for
+///   different domains, for at most twice as many as all of them need. A caller waits for others as long as their submissions take, without
+///   a limit of its own: one that never goes on, as its CPU has stopped, keeps the others for ever.
 /// - Each caller gets the result of the submission with its own requests.
 /// - Device-TLB invalidations, and more than 64 requests at once, go alone.
 /// - Nothing is allocated after [`new`](Self::new).
@@ -63,7 +64,6 @@ struct Meetings {
 
 impl Meetings {
     fn new(cpus: u64) -> Result<Self, OutOfMemory> {
-        // No truncation: at most `SLOTS`.
         let groups = cpus.div_ceil(SLOTS as u64).clamp(1, SLOTS as u64) as usize;
         Ok(Self {
             top: Meeting::new()?,
@@ -72,7 +72,7 @@ impl Meetings {
         })
     }
 
-    /// For a submission beside no other: where the last rounds had one caller, and none is under way.
+    /// For a submission beside no other: the last rounds had one caller, and none is under way.
     fn alone(&self) -> Option<Submission<'_>> {
         (self.top.is_quiet() && self.under_way.now().is_none()).then(|| self.under_way.begin())
     }
@@ -87,17 +87,17 @@ enum Level<'a> {
 }
 
 impl SharedWaits {
-    /// For the CPUs 0 to `cpus` - 1; higher numbers share with lower ones. CPUs 0 to 15 share waits among themselves before they share them with
-    /// others, then 16 to 31, and so on up to 255. Takes 5 KiB for each 16 CPUs, and 5 KiB more: 85 KiB at most. With no CPU, and without memory,
-    /// each caller submits alone.
+    /// For the CPUs 0 to `cpus` - 1; higher numbers share with lower ones. CPUs 0 to 15 share waits among themselves before they share them
+    /// with others, then 16 to 31, and so on up to 255. Takes 5 KiB for each 16 CPUs, and 5 KiB more: 85 KiB at most. With no CPU, and
+    /// without memory, each caller submits alone.
     pub fn new(cpus: usize) -> Self {
         let meetings = if cpus == 0 { None } else { Meetings::new(cpus as u64).ok() };
         let machine = CachePadded(Machine { meetings, cores: cpus as u64 });
         Self { machine, crowded: CachePadded(AtomicBool::new(false)) }
     }
 
-    /// These requests, if they may go with those of other callers: not where waits are not shared, nor if they are more than a batch holds, nor if
-    /// one is a device-TLB invalidation, which may take long.
+    /// These requests, if they may go with those of other callers: not if waits are not shared, nor if they are more than a batch holds,
+    /// nor if one is a device-TLB invalidation, which may take long.
     #[inline]
     pub fn share<'a>(&'a self, requests: &'a [Request]) -> Option<Shareable<'a>> {
         let meetings = self.machine.0.meetings.as_ref()?;
@@ -107,7 +107,7 @@ impl SharedWaits {
         may.then_some(Shareable { waits: self, meetings, requests })
     }
 
-    /// Waits for the answer, and takes the lead where nobody has it.
+    /// Waits for the answer, and takes the lead if nobody has it.
     fn wait(
         &self,
         meetings: &Meetings,
@@ -144,7 +144,7 @@ impl SharedWaits {
         }
     }
 
-    /// Pauses after `looks` looks: yields the core where others need it, or after many. Returns the number of looks.
+    /// Pauses after `looks` looks: yields the core if others need it, or after many. Returns the number of looks.
     fn rest(&self, looks: u32) -> u32 {
         if looks == SPINS || self.crowded.0.load(Ordering::Relaxed) {
             pause();
@@ -171,7 +171,7 @@ impl SharedWaits {
         if before.is_some() {
             let mut looks = 0;
             for _ in 0..UNDER_WAY {
-                // Who asked before the end is mostly found after it.
+                // A caller that asked before the end is mostly found after it.
                 let is_over = meetings.under_way.now() != before;
                 lead.take_more();
                 if is_over {
@@ -180,7 +180,6 @@ impl SharedWaits {
                 looks = self.rest(looks);
             }
         }
-        // No other seems to submit.
         if before.is_none()
             && let Some(submission) = meetings.alone()
         {
@@ -265,16 +264,16 @@ pub struct Shareable<'a> {
 
 impl Shareable<'_> {
     /// Submits the requests by `hardware`, which waits for their end; or by the `hardware` of another caller, in one batch with others'
-    /// requests. A batch has requests, and nothing else of a caller. So every caller's `hardware` must do the same for the same requests.
+    /// requests. A batch has requests, and nothing else of a caller: so every caller's `hardware` must do the same for the same requests.
     /// After `Ok`, some call of a `hardware` that began after this call, with requests that cover all of these, has returned `Ok`.
     ///
-    /// `cpu` returns the calling CPU, a hint that may be out of date at once; or `None` where the caller must not wait for other callers
+    /// `cpu` returns the calling CPU, a hint that may be out of date at once; or `None` if the caller must not wait for other callers
     /// ([`SharedQueue::with_cpus`](super::SharedQueue::with_cpus)): then it submits alone.
     ///
     /// Context: waits for hardware and, unless `cpu` returns `None`, for other callers. Allocates nothing.
     ///
     /// # Errors
-    /// The result of the submission; [`InvalidationError::Abandoned`] where the caller that made it panicked.
+    /// The result of the submission; [`InvalidationError::Abandoned`] if the caller that made it panicked.
     pub fn submit(
         self,
         cpu: impl FnOnce() -> Option<usize>,
