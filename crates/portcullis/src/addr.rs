@@ -1,7 +1,5 @@
 //! Addresses, page sizes, ranges, pieces of memory, and the names of devices and domains: newtypes with checked
-//! arithmetic only.
-//!
-//! All are plain values: no function allocates, blocks or takes longer than a few instructions.
+//! arithmetic only. All are plain values: no function allocates, blocks or takes longer than a few instructions.
 
 mod range;
 
@@ -9,7 +7,7 @@ pub use range::IovaRange;
 
 use core::fmt;
 
-/// An address or a range that does not exist.
+/// Why a range cannot exist.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum AddrError {
@@ -62,7 +60,7 @@ macro_rules! address {
                 }
             }
 
-            /// Bytes from `earlier` up to here; `None` if `earlier` is the later one.
+            /// The distance from `earlier` in bytes; `None` if `earlier` is above this address.
             pub const fn offset_from(self, earlier: Self) -> Option<u64> {
                 self.0.checked_sub(earlier.0)
             }
@@ -208,7 +206,7 @@ impl PhysSegment {
         phys.checked_add(distance).ok_or(AddrError::Wraps { start: phys.0, len })
     }
 
-    /// Bytes of the granules that it touches. May wrap, unless the sums were checked.
+    /// Bytes of the granules that it touches. Meaningless if the end wraps, which the caller checks.
     #[inline]
     pub(crate) const fn bytes_of_granules(self, granule: PageSize) -> u64 {
         let mask = granule.offset_mask();
@@ -235,12 +233,11 @@ pub struct DmaSegment {
     pub len: u64,
 }
 
-/// The number by which the hardware's caches tell address spaces apart. Most IOMMUs have 16 bits for it; a [`DeviceId`]
-/// has 32, for a PCI segment before a requester ID, or a stream ID.
+/// The number by which the hardware's caches tell address spaces apart. Most IOMMUs have 16 bits for it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct DomainId(pub u16);
 
-/// A device as the IOMMU knows it: by its requester ID, stream ID, or another number.
+/// A device as the IOMMU knows it, in 32 bits: by a PCI segment and requester ID, a stream ID, or another number.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct DeviceId(pub u32);
 
@@ -307,7 +304,7 @@ impl Direction {
         }
     }
 
-    /// The direction whose number is the lowest two bits of `index`; for 3 it is the last.
+    /// The inverse of [`index`](Self::index) for the lowest two bits; 3 also gives `Bidirectional`.
     #[inline]
     pub(crate) const fn from_bits(index: u64) -> Self {
         match index & 3 {
@@ -317,7 +314,7 @@ impl Direction {
         }
     }
 
-    /// The least permissions for the data's direction.
+    /// The permissions that this direction needs.
     pub const fn permissions(self) -> Permissions {
         match self {
             Self::ToDevice => Permissions::READ,

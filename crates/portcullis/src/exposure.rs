@@ -1,17 +1,14 @@
-//! The account of what devices can reach although no mapping covers it: bytes times time, in byte-nanoseconds.
-//!
-//! *Stale* bytes belong to buffers that were unmapped and that no invalidation has covered yet. *Neighbour* bytes share
-//! a page with a buffer, or are of a mapping that a cache keeps while no driver uses it
+//! The account of what devices can reach although no mapping covers it: bytes times time, in byte-nanoseconds. *Stale*
+//! bytes belong to buffers that were unmapped and that no invalidation has covered yet. *Neighbour* bytes share a page
+//! with a buffer, or are of a mapping that a cache keeps while no driver uses it
 //! ([`Domain::count_neighbours`](crate::domain::Domain::count_neighbours)).
 
 use core::ops::{AddAssign, Sub};
 
-/// A domain's exposure since it was made.
-///
-/// It is an upper bound on exposure, except for what came or went between two readings of the clock at most 131 us
-/// apart, of which half that time counts (see [`Domain::exposure`](crate::domain::Domain::exposure)). An IOTLB that
-/// drops a translation by itself ends the exposure earlier, and a page that several buffers share counts for each of
-/// them.
+/// A domain's exposure since it was made. It is an upper bound, with one exception: a change between two clock readings
+/// at most 131 us apart counts for half of that time (see [`Domain::exposure`](crate::domain::Domain::exposure)). An
+/// IOTLB that drops a translation by itself ends the exposure earlier, and a page that several buffers share counts for
+/// each of them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Exposure {
     /// Bytes of buffers that were unmapped and not yet covered by an invalidation, times nanoseconds.
@@ -23,7 +20,7 @@ pub struct Exposure {
     pub longest_stale_ns: u64,
 }
 
-/// Bytes of both kinds. Wraps: only differences of sums count.
+/// Stale (`used`) and neighbour bytes. Sums wrap; only differences of them mean anything.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(crate) struct Bytes {
     pub used: u64,
@@ -48,7 +45,7 @@ impl Sub for Bytes {
     }
 }
 
-/// Byte-nanoseconds of both kinds. Only a part of a sum can be negative.
+/// Byte-nanoseconds of both kinds. One CPU's part can be negative; the sum over CPUs is not.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(crate) struct ByteTime {
     pub used: i128,
@@ -72,8 +69,8 @@ const MOST_CHANGES: u64 = 64;
 /// paused, and nobody knows how long new bytes stayed.
 const EVEN_NS: u64 = 2 * READ_EVERY_NS;
 
-/// Returns the byte-nanoseconds of `bytes` that came during the last `ns`: half of the most if that is a short time,
-/// otherwise the most.
+/// The byte-nanoseconds of `bytes` that came during the last `ns`: `bytes * ns`, or half of it if `ns` is short enough
+/// to assume an even change.
 pub(crate) fn came_during(bytes: u64, ns: u64) -> i128 {
     let most = i128::from(bytes) * i128::from(ns);
     if ns <= EVEN_NS { most / 2 } else { most }
@@ -83,7 +80,6 @@ pub(crate) fn came_during(bytes: u64, ns: u64) -> i128 {
 /// are now, and all that ever came.
 #[derive(Debug, Default)]
 pub(crate) struct Level {
-    at_ns: u64,
     /// The number of changes between two readings.
     every: u64,
     bytes: Bytes,
@@ -95,8 +91,7 @@ impl Level {
     /// Records that at `now_ns` there are `bytes`.
     pub(crate) fn sample(&mut self, now_ns: u64, bytes: Bytes, came: Bytes) {
         self.integral = self.total(now_ns, bytes, came);
-        // The next reading is due after as many changes as would have taken the wanted time, at most twice as many as
-        // before.
+        // Aims at one reading in `READ_EVERY_NS`, and at most doubles the number of changes between readings.
         let elapsed_ns = now_ns.saturating_sub(self.at_ns).max(1);
         let every = self.every.max(1);
         self.every = (every * READ_EVERY_NS / elapsed_ns).clamp(1, (2 * every).min(MOST_CHANGES));
@@ -104,12 +99,12 @@ impl Level {
         (self.bytes, self.came) = (bytes, came);
     }
 
-    /// Returns the number of changes until the next reading, at least 1.
+    /// Changes until the next reading, at least 1.
     pub(crate) fn next_sample(&self) -> u64 {
         self.every.max(1)
     }
 
-    /// Records that the number became `bytes` at the time of the last reading.
+    /// Sets the bytes as of the last reading, without moving the clock.
     pub(crate) fn jump(&mut self, bytes: Bytes, came: Bytes) {
         (self.bytes, self.came) = (bytes, came);
     }
@@ -136,7 +131,7 @@ impl Level {
     pub(crate) fn total(&self, now_ns: u64, bytes: Bytes, came: Bytes) -> ByteTime {
         let elapsed_ns = now_ns.saturating_sub(self.at_ns);
         let ns = i128::from(elapsed_ns);
-        // A part of a sum may be below zero: another CPU unmapped what this one mapped.
+        // One CPU's count may be below zero: it unmapped what another CPU mapped.
         let grown = |before: u64, after: u64, came: u64| {
             let (before, after) = (i128::from(before as i64), i128::from(after as i64));
             if elapsed_ns <= EVEN_NS { (before + after) * ns / 2 } else { (before + i128::from(came)) * ns }

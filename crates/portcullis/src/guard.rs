@@ -1,14 +1,13 @@
-//! A scope guard: work that remains if a call below unwinds.
+//! A scope guard: runs a closure if a call unwinds.
 
-/// Calls a closure when it is dropped, also by a panic, unless it was [done](Self::done).
-///
-/// It is dropped inline, so it need not be in memory and costs nothing. A guard whose type says that something holds
-/// (an exclusive section, a closed area) is a type of its own.
+/// Calls a closure when it is dropped, also by a panic, unless it was [done](Self::done). It is dropped inline, so it
+/// need not be in memory and costs nothing. A guard whose type says that something holds (an exclusive section, a
+/// closed area) is a type of its own.
 #[must_use = "dropping it calls the closure"]
 pub(crate) struct Guard<F: FnMut()>(F);
 
 impl<F: FnMut()> Guard<F> {
-    /// Calls `otherwise` on drop. `done` forgets, and does not drop, what the closure owns.
+    /// Calls `otherwise` on drop. `done` leaks what the closure owns: let it own only references.
     #[inline(always)]
     pub(crate) fn new(otherwise: F) -> Self {
         Self(otherwise)

@@ -2,13 +2,13 @@
 //!
 //! `Box::new`, `Arc::new`, `collect` and insertions into maps of `alloc` abort without memory. So the crate takes
 //! boxes, slices and [shared values](Shared) from here, and grows a `Vec` only by `try_reserve`. Large values are built
-//! in place (`slice_in`), as a kernel's stack has no room for them. `shared.rs` has the shared values. This layer uses no
-//! other.
+//! in place (`slice_in`), as a kernel's stack has no room for them. `shared.rs` has the shared values. This layer uses
+//! no other, only `broken`.
 
 mod shared;
 
 /// Writes fields of a `Self` to `at`; `made` names the fields that are written already. It does not compile if a field
-/// is in neither list. The caller may write each field, as with [`MaybeUninit`].
+/// is in neither list. Use it in an `unsafe` block: `at` points to writable, uninitialised memory for a `Self`.
 macro_rules! write_fields {
     ($at:expr, made [$($made:ident),*], $($field:ident: $value:expr),+ $(,)?) => {{
         let at: *mut Self = $at;
@@ -32,7 +32,8 @@ use core::ptr::{self, NonNull};
 
 use crate::broken::broken;
 
-/// The atomics of a [`Shared`]'s counts: not the model checker's, which tests them by itself.
+/// `core`'s atomics for [`Shared`]'s counts, also under loom: its model (`tests/inside/heap/model.rs`) replaces this
+/// module.
 mod atomics {
     pub use core::sync::atomic::{AtomicUsize, Ordering};
 }
@@ -42,7 +43,7 @@ mod atomics {
 #[error("the heap has no memory")]
 pub struct OutOfMemory;
 
-/// The place of a field, for a constructor that builds the field there.
+/// A field's memory as `MaybeUninit`, to build the field in place.
 ///
 /// # Safety
 /// 1. `field` is a field of a place that the caller has to itself for `'a`, and does not access in any other way
@@ -52,7 +53,7 @@ pub(crate) unsafe fn place_of<'a, T>(field: *mut T) -> &'a mut MaybeUninit<T> {
     unsafe { &mut *field.cast() }
 }
 
-/// Memory for `count` values, uninitialised.
+/// Uninitialised memory for `count` values.
 fn memory_for<T>(count: usize) -> Result<NonNull<T>, OutOfMemory> {
     let layout = Layout::array::<T>(count).map_err(|_| OutOfMemory)?;
     if layout.size() == 0 {
@@ -62,7 +63,6 @@ fn memory_for<T>(count: usize) -> Result<NonNull<T>, OutOfMemory> {
     NonNull::new(unsafe { alloc(layout) }).map(NonNull::cast).ok_or(OutOfMemory)
 }
 
-/// An uninitialised box.
 pub(crate) fn empty_box<T>() -> Result<Box<MaybeUninit<T>>, OutOfMemory> {
     let memory = memory_for::<MaybeUninit<T>>(1)?;
     // SAFETY: the memory came from the global allocator just now, with the value's layout, and a `MaybeUninit` needs no
@@ -84,7 +84,7 @@ pub(crate) fn boxed_in<T, E: From<OutOfMemory>>(
     Ok(unsafe { place.assume_init() })
 }
 
-/// As [`boxed_in`], for a caller that has room for the value.
+/// As [`boxed_in`], but returns the value by move.
 pub(crate) fn made<T, E>(
     make: impl for<'a> FnOnce(&'a mut MaybeUninit<T>) -> Result<&'a mut T, E>,
 ) -> Result<T, E> {
@@ -132,7 +132,6 @@ pub(crate) fn slice_in<T>(
     Ok(values.into_boxed_slice())
 }
 
-/// An empty vector with room for `len` values.
 pub(crate) fn room_for<T>(len: usize) -> Result<Vec<T>, OutOfMemory> {
     let mut room = Vec::new();
     room.try_reserve_exact(len).map_err(|_| OutOfMemory)?;

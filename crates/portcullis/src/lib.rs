@@ -49,27 +49,28 @@
 //! change whenever the library does.
 //!
 //! # What always holds
-//! - When a strict unmap has returned `Ok`, devices reach nothing of what was unmapped. Under lazy protection they may
-//!   until a flush is confirmed. The flush begins at the latest when the stated window ends, and the addresses are not
-//!   used again before it is confirmed.
-//! - Without heap memory, a call returns an error, and nothing is lost. That holds for making a domain, a
-//!   device or a queue, and for every later call. (Only [`StdPlatform`](std_platform::StdPlatform::try_new) aborts
-//!   while it is made, as it starts a thread.)
+//! - When a strict unmap has returned `Ok` (a queue's: [`Ended::Done`](dma::Ended::Done) or
+//!   [`Ended::Flushed`](dma::Ended::Flushed)), devices reach nothing of what was unmapped. Under lazy protection they
+//!   may until a flush is confirmed. The flush begins at the latest when the stated window ends, and the addresses are
+//!   not used again before it is confirmed.
+//! - Without heap memory, a call returns an error, and nothing is lost. That holds for making a domain, a device or a
+//!   queue, and for every later call. (Only [`StdPlatform`](std_platform::StdPlatform::try_new) aborts while it is
+//!   made, as it starts a thread.)
 //! - An unmap of a whole mapping never allocates memory.
 //! - No lock is held during a wait for hardware, with one exception: a page table splits contiguous PTEs, and reclaims
 //!   its tables, one after the other.
 //! - A list of segments is mapped as a whole or not at all.
 //!
 //! # What is unsafe
-//! Safe code cannot break memory safety. That rests on three kinds of promises, each with its list under *Safety*:
+//! No safe call can break memory safety, provided that these promises hold, each listed under *Safety*:
 //! - of the implementers of [`Platform`](platform::Platform), [`Frames`](platform::Frames) and
 //!   [`CopyMemory`](platform::CopyMemory), [`CacheMaintenance`](platform::CacheMaintenance),
 //!   [`Mapper`](mapper::Mapper), [`InvalidationQueue`](invalidation::InvalidationQueue), [`Format`](pgtable::Format),
 //!   and, for mappings that own their buffers, [`DmaBuffer`];
-//! - of callers that open memory by its number ([`DmaDevice::map_single`](dma::DmaDevice::map_single) and its like):
-//!   the memory is theirs to open. Unmapping only closes memory, so it is safe, except in the [parts](#parts) that copy
-//!   to memory by its number when they unmap;
-//! - of callers that say, below a mapper, that hardware has forgotten translations, as to
+//! - of callers that map memory by physical address ([`DmaDevice::map_single`](dma::DmaDevice::map_single) and its
+//!   like): the memory is theirs to open. Unmapping only closes memory, so it is safe, except in the [parts](#parts)
+//!   that copy to memory by physical address when they unmap;
+//! - of callers below a mapper that report translations as invalidated, as to
 //!   [`PageTable::unmap`](pgtable::PageTable::unmap).
 //!
 //! # Example
@@ -99,7 +100,7 @@
 //!     .build(platform)?;
 //! let nic = domain.attach(card, DmaMask::BITS_64)?;
 //!
-//! // One line chooses the protection; the rest is the same for all of them.
+//! // One line chooses the protection; nothing else changes.
 //! for config in [
 //!     QueueConfig::direct(),                    // each unmap waits for the hardware
 //!     QueueConfig::batched(64),                 // 64 unmaps wait together

@@ -5,7 +5,7 @@ use crate::addr::{Iova, PhysAddr};
 use crate::heap::OutOfMemory;
 use crate::iova::IovaError;
 
-/// Something that cannot be made. Nothing of it is left.
+/// Why something could not be made. Nothing of it remains.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum SetupError {
@@ -126,7 +126,7 @@ pub enum SetupError {
          an address space holds"
     )]
     NoRing {
-        /// Descriptors; if there are any, with those that wait for a commit.
+        /// The descriptors asked for, plus the batch if the ring is too large.
         descriptors: u32,
         /// Bytes of each.
         bytes: u64,
@@ -164,13 +164,13 @@ pub enum SetupError {
         /// What was asked for.
         mask: u64,
     },
-    /// The slots of a swiotlb are a power of two, from 64 bytes up.
+    /// The slot size of a swiotlb is not a power of two, or below 64.
     #[error("slots of {slot_bytes} bytes: a power of two of at least 64 is needed")]
     Slot {
         /// The size asked for.
         slot_bytes: u64,
     },
-    /// The areas of a swiotlb are a power of two of at least 64 slots and a frame, at most 256 MiB.
+    /// The area size of a swiotlb is not a power of two from 64 slots and a frame to 256 MiB.
     #[error("areas of {area_bytes} bytes: a power of two from {least} to {most} is needed")]
     Area {
         /// The size asked for.

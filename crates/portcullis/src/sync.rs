@@ -5,9 +5,9 @@
 //! With `std` a lock sleeps. Without, it spins, and the embedder decides through
 //! [`Platform::with_cpu`](crate::platform::Platform::with_cpu) whether interrupts are off meanwhile. So every lock of
 //! this crate is taken inside such a call; or in code that no interrupt handler may call (revocations in `percpu`,
-//! visits of flush queues, reclaims of tables, `DeviceTlbs`, and `SharedWaits` for a caller that waits for
-//! others, which a driver keeps handlers away from meanwhile); or while a panic unwinds or a structure is dropped. No
-//! lock is held while hardware works, except for a page table's reclaims and splits: a [`TicketLock`]. This layer uses no
+//! visits of flush queues, reclaims of tables, `DeviceTlbs`, and `SharedWaits` for a caller that waits for others,
+//! which a driver keeps handlers away from meanwhile); or while a panic unwinds or a structure is dropped. No lock is
+//! held while hardware works, except for a page table's reclaims and splits: a [`TicketLock`]. This layer uses no
 //! other.
 
 mod ticket_lock;
@@ -97,7 +97,7 @@ pub(crate) fn prefetch<T>(place: *const T) {
     let _ = place;
 }
 
-/// Returns a number for the calling thread, so that concurrent threads have different ones.
+/// A number for the calling thread, so that concurrent threads have different ones.
 #[cfg(all(feature = "std", not(loom)))]
 pub(crate) fn thread_number() -> usize {
     use core::sync::atomic::{AtomicUsize, Ordering};
@@ -152,13 +152,12 @@ impl Settled {
     /// No platform's number, and not 0, which stands for a platform without one.
     const NOT_SET: u64 = u64::MAX - 1;
 
-    /// Returns whether it is `number`. If it is not set yet, sets it first, unless `number` is 0.
+    /// Whether it is `number`. If it is not set yet, sets it first, unless `number` is 0.
     #[inline]
     pub(crate) fn is(&self, number: u64) -> bool {
         self.is_set_to(number) || self.settle(number)
     }
 
-    /// Returns whether it is `number` already.
     #[inline]
     pub(crate) fn is_set_to(&self, number: u64) -> bool {
         // Relaxed: a caller that does not see it set tries to set it.

@@ -1,4 +1,4 @@
-//! [`IovaRange`]: a range has a byte and a last address, so no sum over it wraps.
+//! [`IovaRange`]: a range holds at least one byte, and its last address exists, so `start + len - 1` never wraps.
 
 use core::fmt;
 use core::num::NonZeroU64;
@@ -27,7 +27,7 @@ impl IovaRange {
         Ok(Self { start, len })
     }
 
-    /// A range that is known to exist, as a piece of another: its end is not checked.
+    /// As `new`, unchecked: for a piece of an existing range.
     #[inline]
     pub(crate) const fn inside(start: Iova, len: NonZeroU64) -> Self {
         debug_assert!(start.0.checked_add(len.get() - 1).is_some());
@@ -50,8 +50,9 @@ impl IovaRange {
     /// The whole pages of `size` that hold the `len` bytes from `start` on; `None` if there is no such range.
     #[inline]
     pub(crate) fn of_pages(start: Iova, len: u64, size: PageSize) -> Option<Self> {
-        // A `len` of 0 passes only at `start` 0, with the highest address as `last`. The pages then have 2^64 bytes, as
-        // for other bytes that touch every page: that wraps to 0, and `NonZeroU64` refuses it.
+        // With `len` 0, `checked_add(u64::MAX)` succeeds only for `start` 0, and `last` is the highest address. The
+        // pages then have 2^64 bytes, as for other bytes that touch every page: that wraps to 0, and `NonZeroU64`
+        // refuses it.
         let last = start.checked_add(len.wrapping_sub(1))?;
         let start = start.align_down(size);
         let len = (last.get() | size.offset_mask()).wrapping_sub(start.get()).wrapping_add(1);
@@ -89,7 +90,7 @@ impl IovaRange {
         self.start.0 <= other.start.0 && other.last().0 <= self.last().0
     }
 
-    /// This range and `next` as one, if `next` begins right behind it.
+    /// This range and `next` as one, if `next` begins right after it.
     #[inline]
     pub(crate) fn joined(self, next: Self) -> Option<Self> {
         let is_next = self.last().0.checked_add(1) == Some(next.start.0);

@@ -1,4 +1,4 @@
-//! [`Shared`]: as `alloc::sync::Arc`, which on stable Rust has no constructor that fails without memory.
+//! [`Shared`]: an `Arc` whose constructor returns an error without memory, which `alloc`'s does not on stable Rust.
 //!
 //! Memory ordering, the usual one of such counts. A new owner comes from an existing one, so its increment needs no
 //! order. A leaving owner releases what it did with the value, and the last acquires what all others did before it
@@ -16,14 +16,13 @@ use alloc::boxed::Box;
 use super::atomics::{AtomicUsize, Ordering};
 use super::{OutOfMemory, broken, empty_box};
 
-/// The most owners: half of what a count holds, so that no number of CPUs that find it too large together makes it
-/// wrap.
+/// The most owners: half of `usize::MAX`, so that concurrent increments that all fail this check cannot wrap the count.
 const MOST: usize = usize::MAX / 2;
 
 #[repr(C)]
 pub(crate) struct Counted<T: ?Sized> {
     strong: AtomicUsize,
-    /// One more while there are strong owners.
+    /// The weak owners, plus one while there are strong owners.
     weak: AtomicUsize,
     value: ManuallyDrop<T>,
 }
@@ -34,7 +33,7 @@ pub struct Shared<T: ?Sized> {
     _drops: PhantomData<T>,
 }
 
-/// Leads to the value of a [`Shared`] while that has an owner, and owns none of it.
+/// A weak reference to the value of a [`Shared`].
 pub struct Weak<T: ?Sized> {
     counted: NonNull<Counted<T>>,
 }
@@ -87,7 +86,7 @@ impl<T> SharedPlace<T> {
         Shared { counted: NonNull::from(Box::leak(counted)), _drops: PhantomData }
     }
 
-    /// Makes the first owner of `value`. Inlined, so that the compiler can build the value in its place.
+    /// Inlined, so that the compiler can build the value in its place.
     #[inline(always)]
     pub(crate) fn fill(self, value: T) -> Shared<T> {
         let (strong, weak) = (AtomicUsize::new(1), AtomicUsize::new(1));

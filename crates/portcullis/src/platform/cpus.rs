@@ -1,4 +1,4 @@
-//! CPUs, a clock and a timer: a CPU is lent to one caller at a time, so that what is kept for it needs no lock.
+//! CPUs, a clock and a timer: a CPU is lent to one caller at a time, so per-CPU values need no lock.
 
 use alloc::sync::Arc;
 use core::marker::PhantomData;
@@ -74,24 +74,24 @@ impl Default for PlatformNumber {
     }
 }
 
-/// The one platform whose CPUs a structure has values for: the first that it is used with. It treats CPUs of other
-/// platforms, and of platforms that do not identify themselves, as no CPUs.
+/// The platform to which a structure's per-CPU values belong: the first that it is used with. CPUs of other platforms,
+/// and of platforms that do not identify themselves, count as no CPUs.
 #[derive(Debug, Default)]
 pub(crate) struct OnePlatform(Settled);
 
 impl OnePlatform {
-    /// Settles that there will never be such a platform.
+    /// Stored when no platform is to become the one, ever.
     const NOBODYS: u64 = u64::MAX;
 
-    /// Returns whether `platform` is the one. The first `platform` becomes it. Costs a load and a compare.
+    /// Whether `platform` is the one. The first `platform` becomes it. Costs a load and a compare.
     #[inline]
     pub fn is<P: Platform>(&self, platform: &P) -> bool {
         self.0.is(platform.number().0)
     }
 
-    /// Returns whether a barrier of `platform` reaches all CPUs that this structure has values for, now and from now
-    /// on: `platform` is the one; or it has no number and there is none yet, and the call settles that there never will
-    /// be one.
+    /// Whether a barrier of `platform` reaches all CPUs that this structure has values for, now and from now on: either
+    /// `platform` is the one; or it has no number and none is stored yet: then this call stores `NOBODYS`, so that none
+    /// ever is.
     pub fn is_reached<P: Platform>(&self, platform: &P) -> bool {
         self.is(platform) || platform.number() == PlatformNumber::NONE && self.0.is(Self::NOBODYS)
     }
@@ -129,17 +129,16 @@ pub trait PlatformEvents: Send + Sync {
     fn cpu_released(&self, index: usize);
 }
 
-/// Makes what a platform needs to call a listener while the listener has an owner.
+/// The weak reference by which a platform calls a listener.
 pub fn events_of<T: PlatformEvents + 'static>(listener: &Shared<T>) -> Weak<dyn PlatformEvents> {
     // SAFETY: `Shared::cast`, 1: an unsizing coercion.
     let listener = unsafe { Shared::cast::<dyn PlatformEvents>(listener.clone(), |counted| counted) };
     Shared::downgrade(&listener)
 }
 
-/// Supplies the library with CPUs, a barrier, a clock and a timer.
-///
-/// A kernel lends the current CPU with preemption off (with interrupts off, if it maps from interrupt
-/// handlers); [`StdPlatform`](crate::std_platform::StdPlatform) lends each thread a CPU for its life.
+/// Supplies the library with CPUs, a barrier, a clock and a timer. A kernel lends the current CPU with preemption off
+/// (with interrupts off, if it maps from interrupt handlers); [`StdPlatform`](crate::std_platform::StdPlatform) lends
+/// each thread a CPU for its life.
 ///
 /// # Safety
 /// The holder of a CPU uses the CPU's values without atomic read-modify-writes, and tables are freed once no holder of
@@ -150,8 +149,8 @@ pub fn events_of<T: PlatformEvents + 'static>(listener: &Shared<T>) -> Weak<dyn 
 ///    never calls [`with_cpu`](Self::with_cpu), so a platform need not detect nested calls.)
 /// 2. What the last holder of a CPU stored is visible to the next, wherever that runs: a CPU moves between processors,
 ///    or threads, by something that synchronises.
-/// 3. `f` is called on the caller's processor (or thread), at most once, before the method returns, and stays there: a
-///    holder is not moved to another processor while it has the CPU, unless all it did moves with it, as with threads.
+/// 3. `f` is called on the caller's processor (or thread), at most once, before the method returns, and stays there; it
+///    may move to another processor only as an operating system moves a thread, with its stores visible there.
 /// 4. A CPU's number is below [`cpus`](Self::cpus), which always returns the same.
 /// 5. [`fence_all`](Self::fence_all) is a full memory barrier of its caller's. If any proof was made by
 ///    [`LocalCpu::with_light_fence`], every processor that may run the holder of such a proof also passes a full memory
@@ -164,10 +163,10 @@ pub fn events_of<T: PlatformEvents + 'static>(listener: &Shared<T>) -> Weak<dyn 
 ///
 /// Lazy protection's window relies on the clock and the timer; no unsafe code does.
 pub unsafe trait Platform: Send + Sync + 'static {
-    /// Returns how many CPUs the platform has. It never changes.
+    /// The number of CPUs. It never changes.
     fn cpus(&self) -> usize;
 
-    /// Identifies the platform: returns the number that was made with it by [`PlatformNumber::new`].
+    /// The number that was made with the platform by [`PlatformNumber::new`].
     ///
     /// A page table has section flags for the CPUs of *one* platform, the first that is used with it, and an address
     /// space has per-CPU lists for the CPUs of one. Callers with another platform, or with one that does not identify
@@ -182,10 +181,13 @@ pub unsafe trait Platform: Send + Sync + 'static {
     /// Lends the caller a CPU for the length of `f`, or `None` if all CPUs are taken.
     ///
     /// `f` never blocks on hardware, never calls `with_cpu` again, and takes bounded time: long work is done in slices,
-    /// each with a CPU of its own. A slice covers at most one of these: 64 ranges, each of which may take 64 others out
-    /// of a list, at O(log n) each; the queues, counts or lists of all CPUs, at a lock or a few words each (flushes,
-    /// and figures such as [`Domain::stats`](crate::domain::Domain::stats)); 32 nodes and leaves of a space's bitmap,
-    /// at 512 bits each; or the slots of one area or one run of a bounce pool, at a bit or a few words each.
+    /// each with a CPU of its own. A slice covers at most one of:
+    ///
+    /// - 64 ranges, each of which may take 64 others out of a list, at O(log n) each;
+    /// - the queues, counts or lists of all CPUs, at a lock or a few words each (flushes, and figures such as
+    ///   [`Domain::stats`](crate::domain::Domain::stats));
+    /// - 32 nodes and leaves of a space's bitmap, at 512 bits each;
+    /// - the slots of one area or one run of a bounce pool, at a bit or a few words each.
     fn with_cpu<R>(&self, f: impl FnOnce(Option<&LocalCpu<'_>>) -> R) -> R;
 
     /// As [`with_cpu`](Self::with_cpu), but returns `None` without calling `f` if finding the CPU takes more than a few
@@ -201,10 +203,9 @@ pub unsafe trait Platform: Send + Sync + 'static {
     fn now_ns(&self) -> u64;
 
     /// Makes what the caller has stored visible to every holder of a CPU from now on, and what holders stored visible
-    /// to the caller. Called rarely.
-    ///
-    /// A full fence of the caller's own is enough if all proofs are made by [`LocalCpu::new`]. With
-    /// [`LocalCpu::with_light_fence`] it must interrupt every processor (an inter-processor interrupt, `membarrier`).
+    /// to the caller. Called rarely. A full fence of the caller's own is enough if all proofs are made by
+    /// [`LocalCpu::new`]. With [`LocalCpu::with_light_fence`] it must interrupt every processor (an inter-processor
+    /// interrupt, `membarrier`).
     fn fence_all(&self) {
         fence(Ordering::SeqCst);
     }
@@ -216,8 +217,8 @@ pub unsafe trait Platform: Send + Sync + 'static {
     /// and no CPU lent; must not call back before it returns.
     ///
     /// A later deadline never replaces an earlier one that is still to come. The platform may forget the later one: a
-    /// call covers everything that waits by then, and a listener that waits longer requests another. Extra calls cost a
-    /// flush each, and do no other harm.
+    /// call covers everything that waits by then, and a listener that waits longer requests another. Extra calls are
+    /// harmless, and cost a flush each.
     fn wake_at(&self, deadline_ns: u64);
 }
 

@@ -30,10 +30,8 @@ pub unsafe trait Frames: Send + Sync + 'static {
     fn alloc(&self, count: usize) -> Option<PhysAddr>;
 
     /// As [`alloc`](Self::alloc), but the frames end at `last` at the most, for devices that reach no further. Returns
-    /// `None` if there are none there.
-    ///
-    /// The default implementation takes any frames, and frees them at once if they lie beyond `last`. An implementation
-    /// that knows where its frames lie does better.
+    /// `None` if there are none there. The default takes any frames, and frees them at once if they lie beyond `last`.
+    /// An implementation that knows where its frames lie does better.
     fn alloc_within(&self, count: usize, last: PhysAddr) -> Option<PhysAddr> {
         let first = self.alloc(count)?;
         let end = (count as u64).checked_mul(FRAME_SIZE).and_then(|bytes| first.checked_add(bytes - 1));
@@ -52,11 +50,11 @@ pub unsafe trait Frames: Send + Sync + 'static {
     /// 2. From now on nothing, walkers included, uses the frames.
     unsafe fn free(&self, first: PhysAddr, count: usize);
 
-    /// Whether the IOMMU's walker sees CPUs' stores without maintenance, and in the order in which CPUs release them,
-    /// as another CPU would (on Arm, if the walker is of the inner shareable domain, the only one for which Rust's
-    /// atomics order stores). If not, the library calls [`clean`](Self::clean) after each change; it orders earlier
-    /// stores before later ones for the walker (on Arm by a barrier of the walker's domain). And the library calls
-    /// [`invalidate`](Self::invalidate) before it loads what the IOMMU has written.
+    /// Whether the IOMMU's walker sees CPUs' stores without maintenance, and in release order, as another CPU sees
+    /// them. (On Arm this needs a walker in the inner shareable domain, the only one that Rust's atomics order.) If
+    /// not, the library calls [`clean`](Self::clean) after each change; it orders earlier stores before later ones for
+    /// the walker (on Arm by a barrier of the walker's domain). And the library calls [`invalidate`](Self::invalidate)
+    /// before it loads what the IOMMU has written.
     const COHERENT: bool = true;
 
     /// Makes stores to `words`, which lie in one frame, visible to a non-coherent walker: writes each cache line back
@@ -97,9 +95,9 @@ pub unsafe trait Frames: Send + Sync + 'static {
 ///    other: the other bytes of a word may be anybody's.
 /// 3. In frames of its own, a call is sound beside calls on other threads for other bytes, even of the same
 ///    [word](super::words).
-/// 4. In frames of its own, a call is sound beside accesses of the same bytes by [words](super::words), as safe code of a
-///    [buffer](crate::dma::DmaBuffer) may make them while a queue syncs its mapping. An implementation that is not
-///    (`memcpy` is not) says so, and is given no buffers that safe code reaches while they are mapped.
+/// 4. In frames of its own, a call is sound beside accesses of the same bytes by [words](super::words), as safe code of
+///    a [buffer](crate::dma::DmaBuffer) may make them while a queue syncs its mapping. An implementation that is not,
+///    such as one by `memcpy`, documents that, and its users give it no buffer that safe code can access while mapped.
 pub unsafe trait CopyMemory: Frames {
     /// Copies `len` bytes from `from` to `to`, of any alignment, across any number of frames. A device may be changing
     /// them meanwhile: the copy is then any mixture of old and new bytes. O(len). Context: any that maps or unmaps;
@@ -107,7 +105,8 @@ pub unsafe trait CopyMemory: Frames {
     ///
     /// # Safety
     /// 1. All bytes of both ranges are memory that the CPU reaches, and the ranges do not overlap.
-    /// 2. Meanwhile nothing accesses a byte of either but devices, and by [words](super::words) in frames of this memory's own.
+    /// 2. Meanwhile nothing accesses a byte of either but devices, and by [words](super::words) in frames of this
+    ///    memory's own.
     unsafe fn copy(&self, from: PhysAddr, to: PhysAddr, len: u64);
 
     /// Sets `len` bytes at `at` to 0.
@@ -148,7 +147,7 @@ pub unsafe trait CopyMemory: Frames {
 /// unmaps; they wait only for the caches.
 ///
 /// # Safety
-/// Buffers go back to their owners, and memory to other users, on the word of this trait.
+/// The library relies on these when it returns buffers and frees memory:
 ///
 /// 1. [`clean`](Self::clean) changes no byte as any CPU sees it.
 /// 2. Neither method affects a line that holds none of the bytes.
@@ -173,7 +172,7 @@ pub unsafe trait CacheMaintenance: Send + Sync + 'static {
     ///
     /// # Safety
     /// 1. The bytes are memory that the CPU reaches.
-    /// 2. What CPUs have stored to their lines and not cleaned may be lost.
+    /// 2. The caller accepts the loss of stores to these lines that were not cleaned.
     unsafe fn invalidate(&self, phys: PhysAddr, len: u64);
 }
 

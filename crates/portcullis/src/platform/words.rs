@@ -8,7 +8,7 @@
 //! tries again if another CPU or a device has written there meanwhile.
 //!
 //! All accesses are `Relaxed`. Beside a concurrent write, each byte that is read is an old or a new one, and the bytes
-//! of a word are of one moment. A caller that needs an order has a fence, a lock or a doorbell.
+//! of a word are of one moment. A caller that needs ordering adds a fence, a lock or a doorbell's barrier.
 
 use crate::sync::{AtomicU64, Ordering};
 
@@ -22,7 +22,7 @@ pub fn load_part(word: &AtomicU64, skip: usize, out: &mut [u8]) {
     out.iter_mut().zip(bytes.iter().skip(skip)).for_each(|(out, byte)| *out = *byte);
 }
 
-/// Returns the word `old` with `bytes` from its byte `skip` on, up to its end.
+/// The word `old` with `bytes` from its byte `skip` on, up to its end.
 #[inline]
 pub(crate) fn with_part(old: u64, skip: usize, bytes: &[u8]) -> u64 {
     let mut all = old.to_ne_bytes();
@@ -42,14 +42,14 @@ pub fn store_part(word: &AtomicU64, skip: usize, bytes: &[u8]) {
     let _ = word.fetch_update(Ordering::Relaxed, Ordering::Relaxed, changed);
 }
 
-/// Returns the words that hold `len` bytes from `offset` on, and how many bytes of the first lie before these; `None`
-/// if some of the bytes do not exist.
+/// Returns the words that hold the `len` bytes at `offset`, and the offset within the first word; `None` if some of the
+/// bytes do not exist.
 fn around(words: &[AtomicU64], offset: usize, len: usize) -> Option<(&[AtomicU64], usize)> {
     let end = offset.checked_add(len).filter(|end| *end <= size_of_val(words))?;
     Some((&words[offset / WORD..end.div_ceil(WORD)], offset % WORD))
 }
 
-/// Copies the bytes from `offset` on of `words` to `out`; `None`, with nothing copied, if some of them do not exist.
+/// Copies the bytes at `offset` of `words` to `out`; `None`, with nothing copied, if some of them do not exist.
 /// O(`out.len()`); never waits.
 pub fn read(words: &[AtomicU64], offset: usize, out: &mut [u8]) -> Option<()> {
     let (words, skip) = around(words, offset, out.len())?;
@@ -65,8 +65,8 @@ pub fn read(words: &[AtomicU64], offset: usize, out: &mut [u8]) -> Option<()> {
     Some(())
 }
 
-/// Copies `bytes` to `words`, from the byte at `offset` on, and changes no other; `None`, with nothing copied, if some
-/// of them do not exist. O(`bytes.len()`); never waits.
+/// Copies `bytes` to `words` at `offset`, and changes no other byte; `None`, with nothing copied, if some of them do
+/// not exist. O(`bytes.len()`); never waits.
 pub fn write(words: &[AtomicU64], offset: usize, bytes: &[u8]) -> Option<()> {
     let (words, skip) = around(words, offset, bytes.len())?;
     let (head, rest) = bytes.split_at(((WORD - skip) % WORD).min(bytes.len()));

@@ -1,15 +1,13 @@
 //! A memory barrier on every running thread of the process: once [`register`] has returned `true`, each of these
-//! threads has passed a full barrier when [`all`] returns.
-//!
-//! Linux's `membarrier` interrupts each CPU that runs a thread of the process. (Command numbers:
-//! `include/uapi/linux/membarrier.h`, part of the kernel's stable interface.)
+//! threads has passed a full barrier when [`all`] returns. Linux's `membarrier` interrupts each CPU that runs a thread
+//! of the process. (Command numbers: `include/uapi/linux/membarrier.h`, part of the kernel's stable interface.)
 
 /// Registers the process. Returns whether [`all`] works from now on.
 pub(super) fn register() -> bool {
     imp::register()
 }
 
-/// Makes every running thread of the process pass a full memory barrier. Costs a few microseconds.
+/// Costs a few microseconds.
 pub(super) fn all() {
     imp::all();
 }

@@ -16,8 +16,8 @@ use self::timer::Timer;
 use crate::heap::{self, OutOfMemory};
 use crate::platform::{LocalCpu, Platform, PlatformEvents, PlatformNumber};
 
-/// The number of CPUs of [`StdPlatform::new`]. Further threads work without a CPU. (It is small under Miri, which takes
-/// a quarter of a second for a domain's per-CPU values.)
+/// The CPUs of [`StdPlatform::new`]. Further threads work without a CPU. (It is small under Miri, which takes a quarter
+/// of a second for a domain's per-CPU values.)
 pub const DEFAULT_CPUS: usize = if cfg!(miri) { 4 } else { 64 };
 
 /// Threads as CPUs. Cheap to clone; the clones are one platform.
@@ -105,7 +105,7 @@ impl StdPlatform {
         Self::with_fence(cpus, barrier::register()).expect("the system starts a thread for the timers")
     }
 
-    /// Makes a platform with `cpus` CPUs; `light_fence` says whether [`barrier::all`] works.
+    /// `light_fence` says whether [`barrier::all`] works.
     fn with_fence(cpus: usize, light_fence: bool) -> Result<Self, NoThread> {
         let start = Instant::now();
         let number = PlatformNumber::new();
@@ -121,7 +121,7 @@ impl StdPlatform {
         Ok(Self { inner: Arc::new(inner) })
     }
 
-    /// Returns this thread's [`LAST`]. (`LocalKey::get` is not inlined into other crates' code.)
+    /// (`LocalKey::get` is not inlined into other crates' code.)
     #[inline]
     fn last() -> (u64, usize) {
         LAST.try_with(Cell::get).unwrap_or((0, 0))

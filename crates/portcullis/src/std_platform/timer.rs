@@ -40,7 +40,6 @@ struct Shared {
     state: Mutex<State>,
     /// Wakes the timer thread: there is another deadline.
     changed: Condvar,
-    /// Wakes a sleeping worker.
     work: Condvar,
 }
 
@@ -52,10 +51,10 @@ struct State {
     registered: u64,
     /// Listeners to call. A listener that is in a call is not in it.
     due: VecDeque<u64>,
-    /// The workers that are in no call and do not sleep, including those just woken or started.
+    /// Workers that are in no call and do not sleep, including those just woken or started.
     awake: usize,
     asleep: usize,
-    /// The workers that were woken and have not noticed yet.
+    /// Workers that were woken and have not noticed yet.
     woken: usize,
     stop: bool,
 }
@@ -254,7 +253,6 @@ impl State {
 
     fn begin_call(&mut self) -> Option<(u64, Weak<dyn PlatformEvents>)> {
         while let Some(id) = self.due.pop_front() {
-            // The listener may be gone.
             if let Some(listener) = self.listener(id) {
                 listener.is_due = false;
                 listener.in_call = true;

@@ -1,7 +1,5 @@
-//! A fair lock: it serves its callers in the order in which they came.
-//!
-//! It is for a lock that is held for long, as while hardware works. Under an unfair lock, a caller that comes back at
-//! once starves the others.
+//! A fair lock: it serves its callers in the order in which they came. It is for a lock that is held for long, as while
+//! hardware works: under an unfair lock, a caller that comes back at once starves the others.
 //!
 //! A caller *draws* a ticket with the next number, and has the lock once that number is served. Numbers wrap, and are
 //! only compared for equality: fewer than 2^32 callers wait at a time. A caller that has drawn a ticket must go on
