@@ -80,7 +80,7 @@ pub(crate) fn came_during(bytes: u64, ns: u64) -> i128 {
 /// are now, and all that ever came.
 #[derive(Debug, Default)]
 pub(crate) struct Level {
-    /// The number of changes between two readings.
+    at_ns: u64,
     every: u64,
     bytes: Bytes,
     came: Bytes,
