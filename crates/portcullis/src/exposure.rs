@@ -88,7 +88,6 @@ pub(crate) struct Level {
 }
 
 impl Level {
-    /// Records that at `now_ns` there are `bytes`.
     pub(crate) fn sample(&mut self, now_ns: u64, bytes: Bytes, came: Bytes) {
         self.integral = self.total(now_ns, bytes, came);
         // Aims at one reading in `READ_EVERY_NS`, and at most doubles the number of changes between readings.
@@ -99,7 +98,6 @@ impl Level {
         (self.bytes, self.came) = (bytes, came);
     }
 
-    /// Changes until the next reading, at least 1.
     pub(crate) fn next_sample(&self) -> u64 {
         self.every.max(1)
     }
@@ -121,7 +119,6 @@ impl Level {
         self.bytes = self.bytes - gone;
     }
 
-    /// Adds byte-nanoseconds that the readings do not show.
     pub(crate) fn add(&mut self, time: ByteTime) {
         self.integral += time;
     }

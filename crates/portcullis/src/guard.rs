@@ -13,7 +13,6 @@ impl<F: FnMut()> Guard<F> {
         Self(otherwise)
     }
 
-    /// Disarms the guard.
     #[inline(always)]
     pub(crate) fn done(self) {
         core::mem::forget(self);

@@ -53,7 +53,6 @@ pub(crate) unsafe fn place_of<'a, T>(field: *mut T) -> &'a mut MaybeUninit<T> {
     unsafe { &mut *field.cast() }
 }
 
-/// Uninitialised memory for `count` values.
 fn memory_for<T>(count: usize) -> Result<NonNull<T>, OutOfMemory> {
     let layout = Layout::array::<T>(count).map_err(|_| OutOfMemory)?;
     if layout.size() == 0 {
@@ -106,7 +105,6 @@ fn made_in<T, E>(
     Ok(())
 }
 
-/// A slice of `len` values, each made by `make`, which is given its number.
 pub(crate) fn slice<T>(
     len: usize,
     mut make: impl FnMut(usize) -> Result<T, OutOfMemory>,

@@ -217,9 +217,6 @@ pub unsafe trait Mapper: Send + Sync + 'static {
 
     /// As [`reclaim`](Self::reclaim), but does nothing if it would have to wait for another reclaim. A map that finds
     /// no memory calls this: a mapper that has a `reclaim` has this, too.
-    ///
-    /// # Errors
-    /// As [`reclaim`](Self::reclaim).
     fn try_reclaim<P: Platform>(&self, platform: &P) -> Result<usize, InvalidationError> {
         let _ = platform;
         Ok(0)

@@ -16,7 +16,7 @@ pub mod driver {
     pub use crate::domain::Policy;
 }
 
-/// For embedders, who make domains, and map by number.
+/// For embedders, who make domains, and map by physical address.
 pub mod kernel {
     pub use crate::SetupError;
     pub use crate::addr::{DeviceId, DomainId, IovaRange, PhysAddr, PhysSegment};

@@ -89,7 +89,7 @@ pub enum SetupError {
         "the domain has no cache maintenance for a device that is not coherent: `cache_maintenance` gives it to its builder"
     )]
     NoCacheMaintenance,
-    /// A non-coherent device was to have mappings [by number](crate::dma::DmaOps), or [buffers of a
+    /// A non-coherent device was to have mappings [by address](crate::dma::DmaOps), or [buffers of a
     /// pool](crate::dma::BufferPool), which do no cache maintenance.
     #[error(
         "a device that is not coherent, or a pool of uncached memory: only queues know when to clean and when to invalidate"

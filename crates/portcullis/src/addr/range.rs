@@ -76,7 +76,6 @@ impl IovaRange {
 
     /// The last address that is inside.
     pub const fn last(self) -> Iova {
-        // `new` checked that this sum exists.
         Iova(self.start.0 + (self.len.get() - 1))
     }
 
@@ -90,7 +89,6 @@ impl IovaRange {
         self.start.0 <= other.start.0 && other.last().0 <= self.last().0
     }
 
-    /// This range and `next` as one, if `next` begins right after it.
     #[inline]
     pub(crate) fn joined(self, next: Self) -> Option<Self> {
         let is_next = self.last().0.checked_add(1) == Some(next.start.0);

@@ -91,7 +91,6 @@ pub enum MapListError {
 }
 
 impl MapListError {
-    /// Returns the address of the last byte of `segment`, number `index` of its list.
     #[inline]
     pub(crate) fn check(segment: PhysSegment, index: usize) -> Result<PhysAddr, Self> {
         let PhysSegment { phys, len } = segment;

@@ -56,7 +56,6 @@ impl Parts {
         self.with_made(part, |_| None, f)
     }
 
-    /// As [`with`](Self::with). Without a note, makes one of the mapping that `make` returns.
     fn with_made<R>(
         &self,
         part: IovaRange,

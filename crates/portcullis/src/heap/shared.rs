@@ -57,7 +57,6 @@ impl<T> Shared<T> {
     }
 }
 
-/// Memory for a value that is to have several owners, not built yet.
 pub(crate) struct SharedPlace<T>(Box<MaybeUninit<Counted<T>>>);
 
 impl<T> SharedPlace<T> {
@@ -65,7 +64,6 @@ impl<T> SharedPlace<T> {
         empty_box().map(Self)
     }
 
-    /// Where the value is built, field by field.
     pub(crate) fn as_mut_ptr(&mut self) -> *mut T {
         // SAFETY: the field lies in the box's memory.
         unsafe { (&raw mut (*self.0.as_mut_ptr()).value).cast() }
@@ -151,7 +149,6 @@ impl<T: ?Sized> Shared<T> {
 }
 
 impl Shared<dyn Any + Send + Sync> {
-    /// The same owner, of a value of type `T` if it is one.
     pub(crate) fn downcast<T: Any + Send + Sync>(self) -> Option<Shared<T>> {
         // SAFETY: `cast`, 1: the type was compared, so the value is a `T`.
         ((*self).type_id() == TypeId::of::<T>()).then(|| unsafe { Self::cast(self, <*mut _>::cast) })

@@ -24,7 +24,6 @@ use crate::addr::{Iova, IovaRange, PageSize};
 /// so a range of more pages may as well take an invalidation of the domain.
 pub const MOST_BLOCKS: usize = 64;
 
-/// The binary logarithm of the most pages that a [run](Granularity::Run) counts.
 const RUN_BITS: u32 = 5;
 
 const MOST_SCALE: u32 = 31;
@@ -80,7 +79,6 @@ impl Block {
 #[derive(Debug, Clone)]
 pub struct Blocks {
     shift: u32,
-    /// Pages that are named one by one.
     pages: Range<u64>,
     blocks: [Option<Block>; 2],
 }

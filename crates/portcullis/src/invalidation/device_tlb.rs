@@ -70,12 +70,8 @@ impl DeviceTlbs {
         Self { domain, count: AtomicU64::new(0), places, adding: Mutex::new(()) }
     }
 
-    /// Adds `device`: from now on it gets invalidations. Call this **before** the device is allowed to fetch translations (before its ATS
-    /// is enabled). Does nothing for a device that is there. While another call is adding the device, returns an error at once, as that
-    /// call's result is not known yet.
-    ///
-    /// Context: waits for one invalidation of the domain by `queue`, which is the domain's. The caller holds no lock and no CPU. Allocates
-    /// nothing.
+    /// As [`TableMapper::add_device_tlb`](crate::mapper::TableMapper::add_device_tlb), by `queue`, which is the domain's. While another call
+    /// is adding the device, returns an error at once, as that call's result is not known yet.
     ///
     /// # Errors
     /// [`InvalidationError`]: it is not added, and must not fetch translations.
@@ -95,7 +91,6 @@ impl DeviceTlbs {
         Ok(())
     }
 
-    /// Takes a place for a device to be added; `None` if the device is there.
     fn take_place(&self, number: u64) -> Result<Option<&AtomicU64>, InvalidationError> {
         let _adding = self.adding.lock();
         if self.place(number).is_some() {
@@ -120,15 +115,11 @@ impl DeviceTlbs {
         }
     }
 
-    /// Invalidates all of `device`'s TLB, and takes the device out of the set. Call this **after** it was made to fetch no more
-    /// translations (its ATS is disabled). Does nothing for a device that is not there, or is being added.
-    ///
-    /// Context: waits for one device-TLB invalidation by `queue`, which is the domain's; a device that does not answer takes all of the
-    /// queue's time-out. The caller holds no lock and no CPU. Allocates nothing.
+    /// As [`TableMapper::remove_device_tlb`](crate::mapper::TableMapper::remove_device_tlb), by `queue`. Does nothing for a device that is not
+    /// there, or is being added.
     ///
     /// # Errors
-    /// [`InvalidationError`]: the device may still use its cached translations, and stays in the set. Call this again, or make sure that it
-    /// reaches nothing and [`forget`](Self::forget) it.
+    /// [`InvalidationError`]: the device may still use its cached translations, and stays in the set.
     ///
     /// # Safety
     /// 1. **The device fetches no translation of the domain**, from the call on until another [`add`](Self::add) that began after it has
@@ -147,9 +138,7 @@ impl DeviceTlbs {
         Ok(())
     }
 
-    /// Takes `device` out of the set without an invalidation: it was reset or unplugged, or the IOMMU blocks all its accesses, translated
-    /// ones included. While a device in the set does not answer, no invalidation of the domain is confirmed. Does nothing for a device that
-    /// is being added. Does not wait.
+    /// As [`TableMapper::forget_device_tlb`](crate::mapper::TableMapper::forget_device_tlb). Does nothing for a device that is being added.
     ///
     /// # Safety
     /// 1. **The device reaches nothing by its cached translations**, and its accesses under way are complete.
@@ -240,7 +229,6 @@ impl DeviceTlbs {
         queue.submit(&together)
     }
 
-    /// The devices in the set, those being added included.
     fn devices(&self) -> ArrayVec<DeviceId, MOST_DEVICE_TLBS> {
         // Acquire: after the last `remove` that it sees.
         self.places.iter().filter_map(|place| device(place.load(Ordering::Acquire))).collect()

@@ -69,8 +69,8 @@ impl<Q: InvalidationQueue> SharedQueue<Q> {
         Self::with_cpus(queue, || Some(thread_number()))
     }
 
-    /// As [`new`](Self::new), where `cpu` returns the calling CPU. CPUs 0 to 15 share waits among themselves before they share them with
-    /// others, then 16 to 31, and so on, so these should be near each other. The number is a hint: it may be out of date at once.
+    /// As [`new`](Self::new), where `cpu` returns the calling CPU. CPUs of one [group](SharedWaits::new) should be near each other. The number
+    /// is a hint: it may be out of date at once.
     ///
     /// `None` is for a caller that must not wait for other callers: an interrupt handler or a softirq, which may have interrupted such a
     /// caller; and any other code that may have preempted a caller on its CPU and keeps it from running, as a thread with a spinlock held

@@ -112,7 +112,6 @@ impl RingConfig {
 pub struct RingArena {
     range: IovaRange,
     space: u64,
-    /// The address of position 0.
     base: Iova,
     edges: Edges,
     granules: u32,

@@ -33,7 +33,6 @@ pub(super) struct Cached {
     meta: Shared<RangeMeta>,
     cpus: TurnLocal<Cpu>,
     remote_queues: Box<[CachePadded<RemoteQueue>]>,
-    /// The first page that is not in the low zone.
     low_end: u64,
     /// The last address of all, and of the low zone (of the space, if all of it is low); and the highest zone.
     last: u64,

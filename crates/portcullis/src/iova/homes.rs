@@ -1,7 +1,6 @@
-//! The *homes* of CPUs: each CPU's refills search below its home first, so ranges of two CPUs are mostly not
-//! neighbours. All homes lie in one naturally aligned block at the end of the zone, at most 1/64 of it, as far apart as
-//! the block allows, up to what one CPU caches and 517 pages: so a CPU fetches ranges next to those that it fetched
-//! before.
+//! The *homes* of CPUs: each CPU's refills search below its home first, so ranges of two CPUs are rarely neighbours.
+//! All homes lie in one naturally aligned block at the end of the zone, at most 1/64 of it, as far apart as the block
+//! allows, up to what one CPU caches and 517 pages: so a CPU fetches ranges next to its earlier ones.
 //!
 //! If blocks of two CPUs' ranges alternated, each CPU's prefetches would take cache lines of metadata and of page
 //! tables from the other.

@@ -56,7 +56,6 @@ impl WordLeaf {
 }
 
 impl Links {
-    /// Makes an array of `len` words. Allocates nothing yet.
     pub(crate) fn new(len: u64) -> Self {
         let mut height = 0;
         // With 2^64 words, the loop ends after all bits.

@@ -9,7 +9,7 @@ use crate::sync::{AtomicU64, Ordering};
 
 pub(super) const ARRAYS: usize = 3;
 
-/// Three sparse arrays. One word per page serves ranges of 1 to 4 pages, one per 8 pages those of 8 to 32, one per 64
+/// Three sparse arrays. One word per page serves ranges of 1 to 4 pages, one per 8 pages ranges of 8 to 32, one per 64
 /// pages larger ones. Fully populated they take 9.1 bytes per page.
 #[derive(Debug)]
 pub(super) struct RangeMeta([Links; ARRAYS]);

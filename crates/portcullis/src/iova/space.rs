@@ -1,5 +1,5 @@
-//! One address space: its CPUs' lists, and the bitmap behind them. A page is handed out to one caller, in one CPU's
-//! list or in transit there, or free in the bitmap, and never in two of these places.
+//! One address space: its CPUs' lists over a shared bitmap. A page is handed out to one caller, in one CPU's list or in
+//! transit there, or free in the bitmap, and never in two of these places.
 
 mod frees;
 
@@ -260,7 +260,6 @@ impl IovaSpace {
         }
     }
 
-    /// Allocates after a drain: first the rounded size, and then the exact one.
     #[cold]
     #[inline(never)]
     fn last_resort(&self, request: Request) -> Result<u64, BitmapError> {
@@ -277,7 +276,6 @@ impl IovaSpace {
         IovaRange::inside(Iova::new(page << shift), len)
     }
 
-    /// Allocates `pages` pages for the request from the bitmap. `owner` is no CPU.
     fn direct(&self, pages: u64, request: Request, owner: u64) -> Result<u64, BitmapError> {
         let page = self.bitmap.lock().alloc(pages, request.order.min(MAX_ORDER), request.end_page)?;
         if self.cached.hand_out(page, request.pages, request.order, owner).is_err() {

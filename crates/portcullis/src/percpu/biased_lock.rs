@@ -30,9 +30,6 @@ struct Owned<T> {
 
 impl<T> BiasedLock<T> {
     /// Makes a value for each of `cpus` CPUs. Context: allocates; for set-up.
-    ///
-    /// # Errors
-    /// [`OutOfMemory`].
     pub fn new(cpus: usize, mut make: impl FnMut() -> T) -> Result<Self, OutOfMemory> {
         let cpu = |_| Ok(CachePadded(Owned { value: make(), mark: Mark::default() }));
         Ok(Self { cpus: slice(cpus, cpu)?, revoking: CachePadded::default() })
@@ -73,11 +70,8 @@ impl<T> BiasedLock<T> {
         Some(f(value))
     }
 
-    /// Calls `f` with the number and value of each CPU, or of the CPU `only`, one after the other. Meanwhile the owners
-    /// have no access.
-    ///
-    /// Costs one barrier of all CPUs. Context: waits for each owner's section to end. Not inside [`with`](Self::with)
-    /// or another such call; not with a CPU lent; not in an interrupt handler.
+    /// As [`TurnLocal::with_others`](super::TurnLocal::with_others), for these values: not inside [`with`](Self::with)
+    /// or another such call.
     pub fn with_others<P: Platform>(&self, platform: &P, only: Option<usize>, mut f: impl FnMut(usize, &T)) {
         let which = only.map_or(0..usize::MAX, |only| only..only.saturating_add(1));
         let end = which.end.min(self.cpus.len());

@@ -45,7 +45,7 @@ const WITH_VALUES: u64 = 1;
 /// Added by any other section.
 const WITHOUT: u64 = 3;
 
-/// Revocation flag: the CPU has access to its values; to none; to all but those that are revoked separately.
+/// Revocation flag: the CPU has access to its values; to none; to all but the separately revoked.
 const GRANTED: u64 = 0;
 pub(super) const REVOKED: u64 = 1;
 pub(super) const REVOKED_APART: u64 = 2;
@@ -93,7 +93,6 @@ pub struct Section<'a> {
     /// `None` inside another section of the same CPU, which ends later than this one.
     _begun: Option<Begun<'a, WITHOUT>>,
     _shared: Option<MutexGuard<'a, ()>>,
-    /// Not `Send`: it stays with its CPU.
     _on_this_cpu_only: PhantomData<*mut ()>,
 }
 
@@ -187,9 +186,6 @@ fn wait<'a, P: Platform>(
 
 impl Marks {
     /// Makes the flags for `cpus` CPUs. Context: allocates; for set-up.
-    ///
-    /// # Errors
-    /// [`OutOfMemory`].
     pub fn new(cpus: usize) -> Result<Self, OutOfMemory> {
         let cpus = slice(cpus, |_| Ok(CachePadded::default()))?;
         Ok(Self { cpus, others: CachePadded::default(), revoking: CachePadded::default() })

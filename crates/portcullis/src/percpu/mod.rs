@@ -88,9 +88,6 @@ pub struct PerCpu<T> {
 
 impl<T> PerCpu<T> {
     /// Makes `cpus` values and the shared one. Context: allocates; for set-up.
-    ///
-    /// # Errors
-    /// [`OutOfMemory`].
     pub fn new(cpus: usize, mut make: impl FnMut() -> T) -> Result<Self, OutOfMemory> {
         Ok(Self { own: slice(cpus, |_| Ok(CachePadded(make())))?, shared: CachePadded(make()) })
     }

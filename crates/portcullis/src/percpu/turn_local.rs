@@ -49,9 +49,6 @@ impl<T> TurnLocal<T> {
 impl<T> TurnLocal<T, true> {
     /// As [`new`](TurnLocal::new), for values that are revoked *separately*: meanwhile their owners keep access to all
     /// other values of the same marks. `make` builds each in its place, as they may be too large for a stack.
-    ///
-    /// # Errors
-    /// As [`new`](TurnLocal::new).
     pub fn apart_in(
         marks: Shared<Marks>,
         cpus: usize,

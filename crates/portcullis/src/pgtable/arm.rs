@@ -129,9 +129,6 @@ impl<const GRANULE: u32> Arm<GRANULE> {
     /// As [`stage_1`](Self::stage_1), of stage 2, which translates no more bits than there are physical ones
     /// (exceptions: [`stage_2_with_ias`](Self::stage_2_with_ias)). The root may be up to 16 concatenated tables, where
     /// that saves a level.
-    ///
-    /// # Errors
-    /// As [`stage_1`](Self::stage_1).
     pub const fn stage_2(input_bits: u32, address_bits: u32) -> Result<Self, SetupError> {
         Self::new(Stage::Two, input_bits, address_bits, address_bits)
     }
@@ -140,9 +137,6 @@ impl<const GRANULE: u32> Arm<GRANULE> {
     /// ones: one that also walks AArch32's long-descriptor tables has at least 40 (SMMUv3, IHI 0070, on address sizes:
     /// IAS is the larger of 40 and OAS if bit 0 of `SMMU_IDR0.TTF` is set, and OAS elsewhere). `input_bits` is at most
     /// `address_bits`, or `ias` up to 40 if that is more.
-    ///
-    /// # Errors
-    /// As [`stage_1`](Self::stage_1).
     pub const fn stage_2_with_ias(input_bits: u32, address_bits: u32, ias: u32) -> Result<Self, SetupError> {
         Self::new(Stage::Two, input_bits, address_bits, ias)
     }

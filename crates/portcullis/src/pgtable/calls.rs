@@ -114,7 +114,6 @@ impl<F: Frames, X: Format> PageTable<F, X> {
         self.map_from(platform, range, 0, list, attributes.into())
     }
 
-    /// Maps the rest of `range`, of which `done` bytes are mapped.
     #[inline(never)]
     fn map_from<P: Platform>(
         &self,
@@ -319,7 +318,6 @@ impl<F: Frames, X: Format> PageTable<F, X> {
         }
     }
 
-    /// Extends `stale` to the 2^`shift` bytes around `at`.
     #[cold]
     fn widen(&self, stale: &mut IovaRange, at: u64, shift: u32) {
         let around = IovaRange::new(Iova::new(at >> shift << shift), 1 << shift);

@@ -142,7 +142,6 @@ impl<F: Frames, X: Format> PageTable<F, X> {
         true
     }
 
-    /// Writes leaves of `size` from `at` on, up to the end of the frame.
     fn write_leaves(
         &self,
         (iova, phys, len): (u64, u64, u64),

@@ -8,7 +8,6 @@ pub(super) const fn is_broken<X: Format>(entry: u64) -> bool {
     X::BREAK_BEFORE_MAKE && entry == X::MARK
 }
 
-/// The entry of a table as it is stored while the table is set aside.
 pub(super) fn aside<X: Format>(entry: u64) -> u64 {
     entry & !X::PRESENT | X::MARK
 }

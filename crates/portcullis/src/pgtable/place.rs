@@ -25,7 +25,6 @@ pub(super) struct Last {
 impl Last {
     pub(super) const NONE: Self = Self { region: u64::MAX, table: PhysAddr::new(0) };
 
-    /// Records the table in which a walk for `iova` ended, at `at`.
     pub(super) fn new<X: Format>(format: &X, iova: u64, at: Position) -> Self {
         let part = (at.index >> X::INDEX_BITS) as u64;
         let table = PhysAddr::new(at.table.get() + (part << X::GRANULE_SHIFT));
@@ -67,7 +66,6 @@ impl Near {
         &self.tables[region as usize % TABLES]
     }
 
-    /// Returns the table of `region`, if it was found under the generation `stamp`.
     #[inline]
     pub(super) fn find(&self, stamp: u64, region: u64) -> Option<PhysAddr> {
         let table = self.table(region);

@@ -175,9 +175,6 @@ impl<F: Frames, X: Format> PageTable<F, X> {
     /// As [`reclaim`](Self::reclaim), but does nothing and returns 0 while another reclaim, or a split of contiguous
     /// PTEs, is under way or waits. So it waits for none of these, which an interrupt handler may have interrupted.
     ///
-    /// # Errors
-    /// As [`reclaim`](Self::reclaim).
-    ///
     /// # Safety
     /// As for [`reclaim`](Self::reclaim).
     pub unsafe fn try_reclaim<P: Platform, E>(

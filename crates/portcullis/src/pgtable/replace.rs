@@ -36,7 +36,6 @@ struct Replacing<'a, F: Frames, X: Format, P: Platform> {
     /// has confirmed, its old one.
     above: Position,
     entry: u64,
-    /// An entry of the page.
     at: Position,
     /// The copy, once the entry leads there.
     copy: Option<PhysAddr>,

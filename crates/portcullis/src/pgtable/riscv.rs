@@ -218,7 +218,6 @@ unsafe impl Format for Riscv {
         } else if entry & WRITE == 0 && level > 1 {
             Entry::Table { table: PhysAddr::new((entry & NUMBER) << NUMBER_SHIFT), level: level - 1 }
         } else {
-            // Reserved: hardware faults.
             Entry::Absent
         }
     }

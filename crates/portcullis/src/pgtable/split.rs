@@ -28,7 +28,7 @@ use crate::sync::{AtomicU64, Ordering};
 
 struct Split<'a, F: Frames, X: Format> {
     large: LargePage,
-    /// The new entries; 0 for those that were not the page's any more.
+    /// The new entries; 0 for one that was not the page's any more.
     entries: Vec<u64>,
     new: Option<NewTable<'a, F, X>>,
 }
@@ -40,7 +40,6 @@ struct Broken<'a, F: Frames, X: Format, P: Platform> {
     platform: &'a P,
     split: Split<'a, F, X>,
     confirmed: bool,
-    /// The number of finished entries, and whether all are.
     done: usize,
     is_finished: bool,
 }
@@ -162,7 +161,6 @@ impl<F: Frames, X: Format> PageTable<F, X> {
         if confirmed { Ok(true) } else { Err(Conflict::Busy) }
     }
 
-    /// Whether a walk for the page ends in the table in which it was found.
     fn is_still_there(&self, large: &LargePage) -> bool {
         let mut at = self.top(large.iova);
         while at.level > large.at.level {
@@ -202,7 +200,6 @@ impl<F: Frames, X: Format> PageTable<F, X> {
         word.fetch_update(Ordering::AcqRel, Ordering::Acquire, change).is_ok()
     }
 
-    /// Fills the new table at `table`, of `level`, with leaves for the memory from `page` on.
     fn fill(&self, table: PhysAddr, level: u32, page: PhysAddr, attributes: Attributes) {
         let format = self.format();
         self.each_word(Position { table, level, index: 0 }, 1 << X::INDEX_BITS, |index| {

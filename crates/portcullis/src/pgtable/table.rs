@@ -70,13 +70,16 @@ pub(super) struct Books {
     pub parked: Mutex<Vec<PhysAddr>>,
 }
 
-/// Why a run of mapping stopped early.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Conflict {
-    Mapped { at: u64 },
+    Mapped {
+        at: u64,
+    },
     OutOfMemory,
     /// The frame that was found lies where no entry can point to.
-    BeyondPhysical { table: PhysAddr },
+    BeyondPhysical {
+        table: PhysAddr,
+    },
     /// Another CPU reclaims or replaces a table on the way, or has not shown it to the hardware yet: try again, outside
     /// the section. A split also returns this if hardware did not confirm that it has forgotten the page.
     Busy,
@@ -215,7 +218,6 @@ impl<F: Frames, X: Format> PageTable<F, X> {
     /// The smallest page.
     #[inline]
     pub fn granule(&self) -> PageSize {
-        // The compiler evaluates this: granules have 4 to 16 bits.
         PageSize::from_shift(X::GRANULE_SHIFT).unwrap_or_else(|| broken("a granule is a page size"))
     }
 
@@ -289,7 +291,6 @@ impl<F: Frames, X: Format> PageTable<F, X> {
         }
     }
 
-    /// Makes an empty table of `level`, in memory that the format can point to.
     pub(super) fn new_table(&self, level: u32) -> Result<NewTable<'_, F, X>, Conflict> {
         let count = self.frames_of(level);
         let table = self.frames.alloc(count).ok_or(Conflict::OutOfMemory)?;

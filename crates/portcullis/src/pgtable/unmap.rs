@@ -23,7 +23,6 @@ pub(super) struct UnmapRun {
     pub obstacle: Option<Obstacle>,
 }
 
-/// What needs more than clearing entries.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum Obstacle {
     /// The next entry belongs to this page, which exceeds the range.
@@ -135,7 +134,7 @@ impl<F: Frames, X: Format> PageTable<F, X> {
 
     /// Handles a large page that exceeds the range, and 2^`run` contiguous PTEs [some of which differ](LargePage).
     /// `first` is the entry as read. If the whole page is to be removed, clears this one entry; otherwise returns the
-    /// page as the obstacle. The arguments are those of [`unmap_run`](Self::unmap_run).
+    /// page as the obstacle. The other arguments are as for [`unmap_run`](Self::unmap_run).
     #[cold]
     fn unmap_entry(
         &self,
@@ -157,7 +156,6 @@ impl<F: Frames, X: Format> PageTable<F, X> {
         UnmapRun { bytes, skip: 0, split: 0, obstacle: None }
     }
 
-    /// The page of 2^`run` entries that translates `iova` by `entry` at `at`.
     pub(super) fn large_page(&self, at: Position, iova: u64, entry: u64, run: u32) -> LargePage {
         let format = self.format();
         LargePage {
@@ -187,13 +185,11 @@ fn exchange<X: Format>(word: &AtomicU64, first: u64) -> bool {
     word.fetch_update(Ordering::Relaxed, Ordering::Relaxed, clear).is_ok()
 }
 
-/// Whether any of `words` differs from `first` in one of the bits `kind`.
 #[inline]
 pub(super) fn differ(words: &[AtomicU64], first: u64, kind: u64) -> bool {
     let bits = |words: &[AtomicU64]| {
         words.iter().fold(0, |bits, word| bits | (word.load(Ordering::Relaxed) ^ first))
     };
-    // Half a cache line at a time, without a loop.
     let (halves, rest) = words.as_chunks::<HALF>();
     halves.iter().fold(bits(rest), |all, half| all | bits(half)) & kind != 0
 }

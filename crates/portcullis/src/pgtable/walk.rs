@@ -87,7 +87,6 @@ impl<F: Frames, X: Format> PageTable<F, X> {
                     self.show(entry, value);
                     return Ok(value);
                 }
-                // Drops a new table.
                 Err(other) => seen = other,
             }
         }

@@ -37,7 +37,6 @@ mod imp {
 
 #[cfg(test)]
 std::thread_local! {
-    /// The commands that this thread has given to the system.
     pub(super) static COMMANDS: std::cell::RefCell<std::vec::Vec<i32>> = const { std::cell::RefCell::new(std::vec::Vec::new()) };
 }
 

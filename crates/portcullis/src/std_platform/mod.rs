@@ -56,7 +56,6 @@ struct Inner {
     timer: Timer,
 }
 
-/// A thread's hold on a CPU of one platform.
 struct Lease {
     platform: Weak<Inner>,
     cpu: usize,
@@ -67,7 +66,6 @@ thread_local! {
     static LAST: Cell<(u64, usize)> = const { Cell::new((0, 0)) };
     /// This thread's CPUs: one for each platform it has used, hardly ever more than one.
     static LEASES: RefCell<Vec<Lease>> = const { RefCell::new(Vec::new()) };
-    /// Whether this thread gets no CPUs.
     static WITHOUT: Cell<bool> = const { Cell::new(false) };
 }
 
@@ -105,7 +103,6 @@ impl StdPlatform {
         Self::with_fence(cpus, barrier::register()).expect("the system starts a thread for the timers")
     }
 
-    /// `light_fence` says whether [`barrier::all`] works.
     fn with_fence(cpus: usize, light_fence: bool) -> Result<Self, NoThread> {
         let start = Instant::now();
         let number = PlatformNumber::new();

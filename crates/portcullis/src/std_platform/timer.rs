@@ -24,7 +24,6 @@ use std::vec::Vec;
 use crate::heap::{OutOfMemory, Weak};
 use crate::platform::PlatformEvents;
 
-/// When to try again to start a worker.
 const RETRY: Duration = Duration::from_millis(10);
 
 /// The listeners of a platform, and the next deadline. The platform's threads end with this value, each after the call

@@ -20,9 +20,7 @@ use super::{AtomicUsize, Ordering, pause_among};
 /// A lock that serves its callers in the order in which they came.
 #[derive(Debug, Default)]
 pub struct TicketLock {
-    /// The number of the next ticket.
     next: AtomicUsize,
-    /// The number that is served.
     serving: AtomicUsize,
 }
 
@@ -54,7 +52,7 @@ impl TicketLock {
         drawn.ok().map(|number| Served(Ticket { lock: self, number }))
     }
 
-    /// Takes a place behind all earlier callers. Context: no interrupt handler.
+    /// Takes a place after all earlier callers. Context: no interrupt handler.
     pub fn draw(&self) -> Ticket<'_> {
         Ticket { lock: self, number: self.next.fetch_add(1, Ordering::Relaxed) }
     }

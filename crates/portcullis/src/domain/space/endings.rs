@@ -42,9 +42,6 @@ impl<M: Mapper, P: Platform> Domain<M, P> {
     }
 
     /// Unmaps `range`, and waits until devices do not reach it, whatever the policy. Costs and context as for a strict [`unmap`](Self::unmap).
-    ///
-    /// # Errors
-    /// As [`unmap`](Self::unmap).
     pub fn unmap_strictly(&self, range: IovaRange) -> Result<(), UnmapError> {
         self.end_now(range, 0, |_| ())
     }

@@ -47,7 +47,6 @@ pub(crate) enum Fate {
 }
 
 impl Remains {
-    /// Looks it up in the [table](self) above.
     pub(crate) fn addresses(self) -> Fate {
         match self {
             Self { occupied: true, .. } => Fate::Lost,

@@ -22,7 +22,6 @@ impl<M: Mapper, P: Platform> Domain<M, P> {
         self.change(&self.policy, Some(policy))
     }
 
-    /// Stores `policy` in `place`, and flushes if the stricter promise needs it.
     pub(crate) fn change(&self, place: &AtomicPolicy, policy: Option<Policy>) -> Result<(), PolicyError> {
         // An exception may always end: the domain's own policy holds again.
         policy.map_or(Ok(()), |new| self.allows(new))?;
@@ -39,7 +38,6 @@ impl<M: Mapper, P: Platform> Domain<M, P> {
         if self.translated && !new.is_weaker_than(old) { Ok(self.flush()?) } else { Ok(()) }
     }
 
-    /// Returns an error if mappings of the domain cannot have the policy `new`.
     fn allows(&self, new: Policy) -> Result<(), PolicyError> {
         if new.is_translated() == self.translated {
             return Ok(());
@@ -103,7 +101,6 @@ impl<M: Mapper, P: Platform> Domain<M, P> {
         self.change_in(self.books.of(cpu), bytes);
     }
 
-    /// As [`count_neighbours`](Self::count_neighbours), in a book.
     #[inline]
     pub(super) fn change_in(&self, book: CpuBook<'_>, bytes: u64) {
         if bytes != 0 {

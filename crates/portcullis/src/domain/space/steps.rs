@@ -43,7 +43,6 @@ impl<M: Mapper, P: Platform> Domain<M, P> {
         })
     }
 
-    /// Marks addresses as an owner's that maps parts of them repeatedly: no other caller's unmap of parts frees them.
     pub(crate) fn divided<'d>(&self, addresses: Changing<'d, M, P>) -> Changing<'d, M, P> {
         if !self.space.divide(addresses.range()) {
             broken("addresses that a caller holds are handed out");
@@ -109,12 +108,9 @@ impl<M: Mapper, P: Platform> Domain<M, P> {
         list.iter().map(move |piece| (piece.phys.align_down(granule), piece.bytes_of_granules(granule)))
     }
 
-    /// Reclaims empty tables, or relies on others that do, and tries again. It does not wait for another reclaim: this caller may be an
-    /// interrupt handler that has interrupted it. It syncs first, as hardware may have cached the first attempt's entries in pieces that
-    /// differ from those of the second.
-    ///
-    /// # Safety
-    /// As for [`enter`](Self::enter).
+    /// Reclaims empty tables, or relies on others that do, and tries again. It does not wait for another reclaim: this
+    /// caller may be an interrupt handler that has interrupted it. It syncs first, as hardware may have cached entries
+    /// of the first attempt in other pieces than the second makes.
     #[cold]
     #[inline(never)]
     unsafe fn enter_again(
@@ -224,7 +220,6 @@ impl<M: Mapper, P: Platform> Domain<M, P> {
         })
     }
 
-    /// Calls `enter` in an exclusive section of the CPU, if the mapper is quick.
     #[inline(always)]
     fn in_turn_of(&self, enter: impl FnOnce(&Turn<'_>) -> bool) -> bool {
         if !M::IS_QUICK {

@@ -80,7 +80,6 @@ pub enum Pushed {
 }
 
 impl Pushed {
-    /// Whether the range is deferred.
     #[inline]
     pub(crate) const fn is_queued(self) -> bool {
         matches!(self, Self::Queued | Self::QueuedFirst { .. })
@@ -169,9 +168,6 @@ impl FlushQueue {
     /// Makes empty queues, and allocates all their memory. With `marks` there are [`QUEUE_ENTRIES`] for each of `cpus` CPUs that have
     /// section flags there, in whose exclusive sections the queues are used. Without, there is one queue of [`SHARED_ENTRIES`] (512 KiB)
     /// for all CPUs: flushes are few, and all CPUs take one lock.
-    ///
-    /// # Errors
-    /// [`OutOfMemory`].
     #[cfg(any(test, feature = "parts"))]
     pub fn new(marks: Option<Shared<Marks>>, cpus: usize) -> Result<Self, OutOfMemory> {
         let mut place = MaybeUninit::uninit();
@@ -362,7 +358,6 @@ impl FlushQueue {
         index < self.own.cpus()
     }
 
-    /// All queues in use belong to CPUs below this number.
     fn used(&self) -> usize {
         self.announced.queues.load(Ordering::Relaxed)
     }

@@ -178,7 +178,6 @@ impl Ring {
         }
         let [start, len] = self.entry(head);
         self.head.set(head + 1);
-        // It was a valid range when it was queued.
         Some(NonZeroU64::new(len.get()).map(|len| IovaRange::inside(Iova::new(start.get()), len)))
     }
 

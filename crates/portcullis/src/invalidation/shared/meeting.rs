@@ -45,7 +45,6 @@ pub(super) struct Known {
     pub is_quiet: AtomicBool,
 }
 
-/// What leaders pass on to each other.
 #[derive(Debug)]
 pub(super) struct Leads {
     /// Slots of the last round, and of the one before.

@@ -211,7 +211,6 @@ impl SharedWaits {
         }
     }
 
-    /// Records whether there are more callers than cores, as far as a caller knows.
     fn crowds(&self, crowded: bool) {
         let known = &self.crowded.0;
         if known.load(Ordering::Relaxed) != crowded {
@@ -219,7 +218,6 @@ impl SharedWaits {
         }
     }
 
-    /// Leads the leaders: collects the groups' requests, and submits them.
     fn lead(
         &self,
         meetings: &Meetings,
@@ -283,7 +281,6 @@ impl Shareable<'_> {
         let Some(cpu) = cpu() else { return hardware(requests) };
         let number = cpu / SLOTS % meetings.groups.len();
         let group = &meetings.groups[number];
-        // Nobody else seems to be there.
         if group.is_quiet()
             && let Some(submission) = meetings.alone()
         {

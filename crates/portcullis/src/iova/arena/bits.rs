@@ -5,7 +5,6 @@ use alloc::boxed::Box;
 
 use crate::heap::slice;
 
-/// A reservation's first and last granule.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Span {
     pub first: u32,

@@ -5,7 +5,6 @@ const STRIDE: u64 = 5;
 /// The sets of a paging-structure cache among which colours always spread rings.
 const TABLE_SETS: u64 = 16;
 
-/// The place of a ring in its range, in granules.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Layout {
     /// The size of the range: whole large pages, fewer granules than 2^32 plus those of 16 large pages.

@@ -1,4 +1,3 @@
-
 use super::RingArena;
 use crate::addr::{Iova, IovaRange, PageSize};
 use crate::iova::IovaError;

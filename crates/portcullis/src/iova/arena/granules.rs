@@ -18,7 +18,6 @@ pub(super) fn granules_per_large(granule: PageSize) -> Option<u64> {
     (granule.shift() + order < u64::BITS).then(|| 1 << order)
 }
 
-/// The granules that `len` bytes take; `len` is not 0.
 #[inline]
 pub(super) fn granules_for(len: u64, granule: PageSize) -> u64 {
     ((len - 1) >> granule.shift()) + 1

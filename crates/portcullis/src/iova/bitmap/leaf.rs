@@ -53,7 +53,6 @@ impl Leaf {
         Self::masks(start, end).all(|(word, mask)| self.0[word] & mask == 0)
     }
 
-    /// Returns the leaf with nothing free outside `[start, end)`.
     pub(super) fn only(mut self, start: u32, end: u32) -> Self {
         for outside in [(0, start), (end, LEAF_PAGES)] {
             if outside.0 < outside.1 {
@@ -72,7 +71,6 @@ impl Leaf {
         self
     }
 
-    /// Makes `[start, end)` free or used. Returns the number of pages that it changed.
     #[inline]
     pub(super) fn set(&mut self, start: u32, end: u32, free: bool) -> u32 {
         let mut changed = 0;
@@ -84,7 +82,6 @@ impl Leaf {
         changed
     }
 
-    /// Returns the leaf with the free pages of `[start, end)` used, and the used ones free.
     #[inline(always)]
     pub(super) fn toggled(mut self, start: u32, end: u32) -> Self {
         if start / 64 != (end - 1) / 64 {
@@ -118,7 +115,6 @@ impl Leaf {
         Some(word as u32 * 64 + bits.trailing_zeros())
     }
 
-    /// The last page before `to` that is free, or that is used.
     #[inline]
     pub(super) fn last(&self, to: u32, free: bool) -> Option<u32> {
         let flip = if free { 0 } else { u64::MAX };
@@ -137,7 +133,6 @@ impl Leaf {
         self.last(start, false).is_none() || self.first(end, false).is_none()
     }
 
-    /// The numbers of free pages at the beginning and at the end.
     pub(super) fn ends(&self) -> (u64, u64) {
         let prefix = self.first(0, false).unwrap_or(LEAF_PAGES);
         let suffix = LEAF_PAGES - self.last(LEAF_PAGES, false).map_or(0, |page| page + 1);
@@ -301,7 +296,6 @@ impl Leaf {
         let low = u64::from(u32::MAX);
         let lanes = five.map(|lanes| join(lanes & low, lanes >> 32, 5, BYTES << 5));
         let six = lanes[0] | lanes[1] << 32;
-        // From here on lanes grow again.
         let low = SHORTS * 0xff;
         let seven = join(six & low, (six >> 8) & low, 6, SHORTS << 6);
         let low = HALVES * 0xffff;

@@ -24,7 +24,6 @@ pub(super) const fn slot(page: u64, level: u32) -> usize {
     (page >> bits(level - 1)) as usize % FAN
 }
 
-/// The first page of the block of `level` that holds `page`.
 #[inline]
 pub(super) const fn base(page: u64, level: u32) -> u64 {
     page >> bits(level) << bits(level)
@@ -57,7 +56,6 @@ impl Child {
 #[derive(Clone, Copy)]
 #[repr(C, align(64))]
 pub(super) struct Node {
-    /// The fit of each block. Always up to date.
     pub(super) fits: [Fit; FAN],
     pub(super) children: [Child; FAN],
     /// Whether runs below may have changed since [`Node::runs`] were computed. If so, this is set in all nodes above,

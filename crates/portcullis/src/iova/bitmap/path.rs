@@ -37,7 +37,6 @@ pub(super) const fn in_leaf(page: u64) -> u32 {
 pub(super) struct Spine {
     pub(super) path: Path,
     pub(super) level: u32,
-    /// The first page of the node at `level`.
     pub(super) base: u64,
     /// Whether the path may still be extended: it was reset, and has not reached level 1 since.
     is_new: bool,
@@ -76,7 +75,6 @@ impl Bitmap {
         self.spine.path.set(self.top, self.root);
     }
 
-    /// Ends the spine at its node of `level`.
     #[cold]
     pub(super) fn shorten_spine(&mut self, level: u32) {
         self.spine.level = level;

@@ -28,7 +28,6 @@ struct Natural {
 struct Span {
     pages: u64,
     order: u32,
-    /// The page after the last one allowed.
     limit: u64,
 }
 

@@ -11,7 +11,7 @@ impl Bitmap {
     }
 
     /// Returns the first page of `[from, to)` that is free, or that is used. Costs O(h) for free pages, and for used
-    /// ones O(h) and the nodes that exist before the page. Does not look at pages behind the tree, which are used.
+    /// ones O(h) and the nodes that exist before the page. Does not look at pages beyond the tree, which are used.
     pub(super) fn first_in(&self, from: u64, to: u64, free: bool) -> Option<u64> {
         let to = to.min(self.end());
         let mut walk = Walk::new(self.root, self.top, from);

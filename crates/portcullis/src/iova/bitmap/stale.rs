@@ -17,7 +17,6 @@ impl Bitmap {
         }
     }
 
-    /// Makes the runs stale in the nodes of `level` and above on `path`.
     pub(super) fn outdate(&mut self, path: &Path, level: u32) {
         for level in level..=self.top {
             let node = self.store.node_mut(path.node(level));

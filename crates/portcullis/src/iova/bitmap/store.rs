@@ -75,7 +75,6 @@ impl Store {
         self.nodes.has(more.nodes) && self.leaves.has(more.leaves)
     }
 
-    /// Ensures that `more` can be taken without allocating. May allocate.
     pub(super) fn ensure(&mut self, more: Room) -> Result<(), BitmapError> {
         self.nodes.ensure(more.nodes)?;
         self.leaves.ensure(more.leaves)

@@ -12,7 +12,6 @@ const PART: u32 = 32;
 /// their figures are of different times.
 #[derive(Debug)]
 pub struct Survey {
-    /// The next page, and the one after the last.
     next: u64,
     end: u64,
     /// Free pages directly before `next`.
@@ -47,7 +46,7 @@ impl Survey {
 impl Bitmap {
     /// Continues a survey, and returns whether it is complete. Looks at 32 nodes and leaves at most; does not allocate.
     pub fn survey(&self, survey: &mut Survey) -> bool {
-        // Pages behind the tree are used.
+        // Pages beyond the tree are used.
         let (end, mut left) = (survey.end.min(self.end()), PART);
         let mut walk = Walk::new(self.root, self.top, survey.next);
         while walk.page() < end {

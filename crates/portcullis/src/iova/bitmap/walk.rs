@@ -3,7 +3,6 @@
 use super::node::{base, pages, slot};
 use super::path::Path;
 
-/// The position of a walk: a page, and the node that has that page's block.
 pub(super) struct Walk {
     path: Path,
     level: u32,
@@ -31,12 +30,10 @@ impl Walk {
         self.page
     }
 
-    /// The node's block that has the page.
     pub(super) fn block(&self) -> usize {
         slot(self.page, self.level)
     }
 
-    /// The first page of that block, and the one after it.
     pub(super) fn bounds(&self) -> (u64, u64) {
         let first = base(self.page, self.level - 1);
         (first, first + pages(self.level - 1))
