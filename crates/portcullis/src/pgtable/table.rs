@@ -72,14 +72,12 @@ pub(super) struct Books {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Conflict {
-    Mapped {
-        at: u64,
-    },
+    /// The page at this address is in use.
+    Mapped { at: u64 },
+    /// No frame for a table is free.
     OutOfMemory,
     /// The frame that was found lies where no entry can point to.
-    BeyondPhysical {
-        table: PhysAddr,
-    },
+    BeyondPhysical { table: PhysAddr },
     /// Another CPU reclaims or replaces a table on the way, or has not shown it to the hardware yet: try again, outside
     /// the section. A split also returns this if hardware did not confirm that it has forgotten the page.
     Busy,
