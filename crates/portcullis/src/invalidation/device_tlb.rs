@@ -1,8 +1,6 @@
 //! Device-TLB (ATC) invalidation: the devices of a domain that cache translations themselves (PCIe's Address Translation Services, ATS).
-//! After `Ok` of [`DeviceTlbs::submit`], each of them has dropped the same translations as the IOTLB.
-//!
-//! A device uses a translation that it has fetched without the IOMMU, until it is told to drop it. So after the IOTLB each device of the
-//! set [`DeviceTlbs`] gets a device-TLB invalidation, too. A domain without such devices pays two loads for each wait.
+//! After `Ok` of [`DeviceTlbs::submit`], each of them has dropped the same translations as the IOTLB. A domain without such devices pays
+//! two loads for each wait.
 //!
 //! **Order.** The IOTLB comes first: a device that dropped a translation earlier could fetch it from there again. Both are in one
 //! submission, if it holds them, and share its wait.

@@ -6,7 +6,7 @@
 //! One of the waiting CPUs of a group is its *leader*, and collects the group's requests. Leaders of groups meet in the same way
 //! (`shared/meeting.rs`), and one of them submits for all, with one wait. A leader answers each caller on the caller's own line, so that no
 //! two of them wait for one line. A CPU that finds no other caller submits without a slot, and so does the leader of a group that finds no
-//! other group.
+//! other group. Every CPU gets the result of the submission with its own requests.
 //!
 //! **Linger.** CPUs that were just answered have their next requests ready a moment later. A leader that submits at once misses them, and
 //! they wait twice as long. So a leader with company looks again, until all callers of the last two rounds are there, or none came for up
@@ -20,11 +20,8 @@
 //! request waits for at most twice as many submissions as all of them need. If all together have more than 32, several ranges of one domain
 //! in one call become the whole domain.
 //!
-//! **Failure.** Every CPU gets the result of the submission with its own requests.
-//!
-//! **Device TLBs.** A submission with an [`Invalidation::DeviceTlb`] is in no batch: it goes as a whole to the hardware's queue at once,
-//! even beside a batch. A device may take long to answer, or never do so; this way it delays and fails its own domain only. A submission
-//! that is longer than a batch goes alone, too.
+//! **Device TLBs.** A submission with an [`Invalidation::DeviceTlb`], or longer than a batch, goes as a whole to the hardware's queue at
+//! once, even beside a batch. A device may take long to answer, or never do so; this way it delays and fails its own domain only.
 //!
 //! **More threads than cores.** A leader without a core costs everybody a time slice. So if there are more waiting callers than cores or
 //! slots, the first caller that runs takes the lead, and waiting callers yield their cores. A caller that finds no free slot in its group

@@ -1,14 +1,11 @@
 //! Ring arenas: a contiguous range of a space for one queue, allocated as a ring buffer. No two live reservations
-//! overlap, in whatever order they are freed.
+//! overlap, in whatever order they are freed. Only [`new`](RingArena::new) allocates.
 //!
 //! A queue maps a descriptor's buffers, lets the device process them in order, and unmaps them. Ranges from a
 //! fragmented space are scattered, so nearly every one needs its own lowest page table. In an arena, neighbours in time
 //! are neighbours in address: one paging-structure entry serves a whole large page's worth of them, one range
 //! invalidation covers a descriptor, and no other user's translations share the queue's tables.
 //! [Colours](RingConfig::colour) keep several queues out of each other's sets.
-//!
-//! Only [`new`](RingArena::new) allocates. A free of a reservation cannot fail; a second one, or one of a part, is
-//! refused.
 //!
 //! All live reservations lie on one arc of the ring, from the oldest (`tail`) to the end of the newest (`head`). A new
 //! one begins at the head, and never lies on the arc. Two bits for each granule say where live reservations begin and
@@ -44,7 +41,7 @@ pub struct RingConfig {
     pub granule: PageSize,
     /// Where the ring starts, so that rings that move in step do not compete for the same sets of the IOTLB and of the
     /// paging-structure caches. Number the rings behind one IOMMU 0, 1, 2, ..; any number is allowed. With `None` the
-    /// ring starts at the beginning of its range, as does every other one without a colour.
+    /// ring starts at the beginning of its range.
     ///
     /// *The IOTLB* picks the set by the low bits of the page number. Ranges begin at multiples of a large page, so the
     /// n-th pages of all uncoloured rings fall into the same set: with W ways, the ring number W + 1 that moves in step
@@ -58,10 +55,10 @@ pub struct RingConfig {
     /// it starts in number c modulo 16 of them (modulo T if T is above 16): up to 16 rings, numbered in a row, start in
     /// different sets wherever the space puts them. That takes 32 MiB of addresses for a ring of 2 MiB, but no memory.
     ///
-    /// Descriptors of whole large pages are moved by whole large pages only, so that these can map them. Other
-    /// descriptors are no longer aligned to their size: an invalidation by a single block of 2^n pages would cover
-    /// twice as much or, across the end of the largest block, the whole domain. An unmap of such a descriptor submits
-    /// [two blocks](crate::invalidation::blocks()) there, with one wait.
+    /// Descriptors of whole large pages are moved by whole large pages only, so that these can map them. An unmap of
+    /// another descriptor, no longer aligned to its size, submits [two blocks](crate::invalidation::blocks()) with one
+    /// wait: a single block of 2^n pages would cover twice as much or, across the end of the largest block, the whole
+    /// domain.
     ///
     /// If hardware mixes further bits into the number of a set, colours neither help nor harm.
     pub colour: Option<u32>,

@@ -1,21 +1,17 @@
 //! The free pages of one I/O virtual address space: a hierarchical bitmap. A search finds the highest place for a
 //! request whenever there is one, and freeing an allocation needs no memory.
 //!
-//! Everything is counted in pages. Leaves of 512 bits, one per page, exist only where pages were ever partly in use;
-//! above them is an eight-ary tree. In a fragmented space most updates leave a leaf's maxima as they were, and so write
-//! only the leaf's cache line.
+//! Everything is counted in pages. Leaves of 512 bits, one per page and one cache line each, exist only where pages
+//! were ever partly in use; above them is an eight-ary tree. A block of which all pages are free, or none, needs
+//! neither bits nor nodes: its parent has a word for that state. In a fragmented space most updates leave a leaf's
+//! maxima as they were, and so write only the leaf's cache line.
 //!
-//! # Only used blocks have bits
+//! *Growth.* The bitmap starts with a few nodes, on the way to each end of the pages that were added, and grows with
+//! allocations, which stay close together, as they are placed at one end. When new leaves or nodes need memory, fully
+//! free leaves are collected if they are more than half of all, or if memory is short. Their memory serves other leaves
+//! and nodes, and is freed with the bitmap.
 //!
-//! A block of which all pages are free, or none, needs neither bits nor nodes: its parent has a word for that state.
-//! The bitmap starts with a few nodes, on the way to each end of the pages that were added. It grows with allocations,
-//! which stay close together, as they are placed at one end. When new leaves or nodes need memory, fully free leaves
-//! are collected if they are more than half of all, or if memory is short. Collected memory serves other leaves and
-//! nodes; it is freed when the bitmap is dropped.
-//!
-//! # Exact search
-//!
-//! A leaf is a cache line, 512 pages. Nodes know two things about the blocks below them:
+//! *Exact search.* Nodes know two things about the blocks below them, exactly:
 //!
 //! - What fits *inside a leaf with natural alignment*: for each order up to 9, the longest free run that starts at a
 //!   multiple of `2^order` and stays in its block of that order, in 16 bytes per child (`Fit`). Requests with natural
@@ -23,15 +19,12 @@
 //!   After each change of a leaf this is computed from all of its bits at once (`leaf.rs`), and above it as far as it
 //!   changes.
 //! - The runs that *touch a boundary* of leaves, for each order from 9 to [`MAX_ORDER`] (`Runs`). Everything that is
-//!   longer than a leaf, or begins at a multiple of its size, is among these.
+//!   longer than a leaf, or begins at a multiple of its size, is among these. Stale runs are recomputed when a request
+//!   needs them.
 //!
-//! Fits are always up to date; stale runs are recomputed when a request needs them. Both are exact, not rounded.
-//!
-//! # Memory
-//!
-//! Allocating a part of a block without bits makes the bits, and they stay while the allocation lives: a partly used
-//! block is never collected. Allocating the whole of such a block makes none. So a free finds the same blocks, and
-//! needs no memory; a free of only a part may break a block up, which does.
+//! *Memory.* Allocating a part of a block without bits makes the bits, and they stay while the allocation lives: a
+//! partly used block is never collected. Allocating the whole of such a block makes none. So a free finds the same
+//! blocks, and needs no memory; a free of only a part may break a block up, which does.
 
 use core::fmt;
 

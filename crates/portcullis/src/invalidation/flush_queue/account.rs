@@ -1,12 +1,11 @@
 //! The exposure of one queue's entries: bytes times time, by a clock that is read now and then. It is an upper bound on devices' exposure;
 //! it misses at most what happened between two clock readings that are at most 131 us apart.
 //!
-//! The queue counts bytes exactly. The clock is read for the first range of a segment, now and then after it (as [`Level`] says), and when
-//! a flush is confirmed. Between two readings the deferred bytes are taken to have grown evenly, or, where the readings are far apart, at
-//! once. So a push costs two additions, and the total is off by at most half of the bytes that came between two readings, for the time
-//! between them; where these are far apart it is too high. A queue learns of flushes when it closes a segment (the first entry after a new
-//! generation closes one), when it is full, and when it is visited. Covered entries count up to the last flush that is confirmed by then:
-//! longer than devices reached them if there was another flush in between, never shorter.
+//! The queue counts bytes exactly. The clock is read for the first range of a segment, then as [`Level`] says, and when a flush is
+//! confirmed. Between two readings the deferred bytes are taken to have grown evenly, or, where the readings are far apart, at once. So a
+//! push costs two additions, and the total is off by at most half of the bytes that came between two readings, for the time between them;
+//! where these are far apart it is too high. Covered entries count up to the last flush that is confirmed when the queue [learns of
+//! it](super::FlushQueue::confirm_flush): longer than devices reached them if there was another flush in between, never shorter.
 
 use arrayvec::ArrayVec;
 
