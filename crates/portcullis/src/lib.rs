@@ -102,11 +102,11 @@
 //!
 //! // One line chooses the protection; nothing else changes.
 //! for config in [
-//!     QueueConfig::direct(),                    // each unmap waits for the hardware
-//!     QueueConfig::batched(64),                 // 64 unmaps wait together
-//!     QueueConfig::ring(512, 4096).batch(64),   // and the addresses come out of a ring
-//!     QueueConfig::bounce(),                    // buffers are copied, and nothing waits
-//!     QueueConfig::auto(512, 4096).batch(64),   // copied or mapped, whatever is cheaper
+//!     QueueConfig::direct(),          // each unmap waits for the hardware
+//!     QueueConfig::batched(64),       // 64 unmaps wait together
+//!     QueueConfig::ring(512, 4096),   // and the addresses come out of a ring
+//!     QueueConfig::bounce(),          // buffers are copied, and nothing waits
+//!     QueueConfig::auto(512, 4096),   // copied or mapped, whatever is cheaper
 //! ] {
 //!     let mut rx = nic.queue(config)?;
 //!     let buffer = memory.buffer(2048).ok_or("out of memory")?;
