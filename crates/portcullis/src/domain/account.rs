@@ -21,7 +21,6 @@ pub(super) struct Book {
     pub refused: Counter,
     pub unmaps: Counter,
     pub flushes: Counter,
-    /// Leaked bytes of addresses.
     pub lost: Counter,
     /// Bytes beside live buffers. It is negative if buffers are mapped on another CPU and unmapped on this one; the sum over all CPUs is
     /// not.

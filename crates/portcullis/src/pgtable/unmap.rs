@@ -19,7 +19,6 @@ pub(super) struct UnmapRun {
     /// The binary logarithm of the bytes of the largest page around the run that was split, and that hardware may still
     /// hold as a whole; 0 if there is none.
     pub split: u32,
-    /// Why the run ends there.
     pub obstacle: Option<Obstacle>,
 }
 

@@ -58,9 +58,7 @@ impl Remains {
 
 /// A list could not be entered into a range that its caller owns. What is still `reachable` was added to the caller's gather.
 pub(crate) struct LinkFailed {
-    /// Why.
     pub error: MapListError,
-    /// What is left of the list.
     pub remains: Remains,
 }
 

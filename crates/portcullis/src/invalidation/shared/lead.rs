@@ -132,7 +132,6 @@ impl<'a> Lead<'a> {
         self.meeting.slots.get(number).is_some_and(|slot| slot.asked().is_some())
     }
 
-    /// Whether not all pending requests fit.
     pub fn is_full(&self) -> bool {
         self.left != 0
     }

@@ -12,7 +12,6 @@ use crate::sync::{AtomicBool, AtomicPtr, AtomicU64, Mutex, Ordering};
 #[repr(C, align(128))]
 pub(super) struct Slot {
     pub head: AtomicU64,
-    /// The range's start, and its bytes.
     pub start: AtomicU64,
     pub bytes: AtomicU64,
     pub many: AtomicPtr<Request>,
@@ -90,7 +89,6 @@ impl Slot {
         Some(unsafe { slice::from_raw_parts(many, head.count()) })
     }
 
-    /// Publishes `requests`, with this lowest bit.
     pub fn ask(&self, requests: &[Request], bit: u64) {
         let head = match requests {
             [Request { domain, invalidation: Invalidation::Domain }] => Head::new(DOMAIN, 1, *domain),

@@ -13,7 +13,6 @@ impl UnderWay {
         Self(CachePadded(AtomicU64::new(0)))
     }
 
-    /// Prefetches the word's cache line.
     pub fn fetch(&self) {
         prefetch(&raw const self.0.0);
     }
@@ -23,7 +22,6 @@ impl UnderWay {
         Some(self.0.0.load(Ordering::Relaxed)).filter(|number| number & 1 != 0)
     }
 
-    /// A submission is under way until the guard is dropped.
     pub fn begin(&self) -> Submission<'_> {
         let number = self.0.0.load(Ordering::Relaxed) | 1;
         self.0.0.store(number, Ordering::Relaxed);

@@ -69,7 +69,6 @@ impl Edges {
         Some(count)
     }
 
-    /// Returns the first position at or after `from` at which a span begins.
     #[inline]
     pub fn next_first(&self, from: u32) -> Option<u32> {
         let mut mask = u64::MAX << (from % 64);

@@ -9,7 +9,6 @@ const TABLE_SETS: u64 = 16;
 pub(super) struct Layout {
     /// The size of the range: whole large pages, fewer granules than 2^32 plus those of 16 large pages.
     pub range: u64,
-    /// Where in the range the ring begins.
     pub base: u64,
     /// Where the ring begins in the smallest range that it fits in.
     pub skew: u64,
