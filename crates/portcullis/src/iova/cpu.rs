@@ -190,8 +190,8 @@ impl Cpu {
     }
 
     /// Returns how many ranges of `order` to fetch next: twice as many as last time, 16 at least and 64 at most, before
-    /// [`Cached::refill`](super::cached::Cached) limits it by pages and budget. The words of 16 ranges, and their
-    /// page-table entries, fill at least two cache lines, so CPUs share few of these lines.
+    /// [`Cached::refill`](super::cached::Cached) limits it to a sixteenth of the budget. The words of 16 ranges, and
+    /// their page-table entries, fill at least two cache lines, so CPUs share few of these lines.
     pub(super) fn next_batch(&self, zone: usize, order: u32) -> u64 {
         let list = self.list(zone, order);
         let ranges = (list.last_refill.get() * 2).clamp(16, BATCH as u64);
