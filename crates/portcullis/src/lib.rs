@@ -16,9 +16,9 @@
 //! | buffers for a network card's rings | [`Queue`], [`Tagged`](dma::Tagged) | `nic.rs` |
 //! | lists of pages for a disk | [`BufferList`](dma::BufferList), [`Queue::segments`](dma::Queue::segments) | `prp.rs` |
 //! | each buffer back after an error, or when the device goes | [`NotMapped`](dma::NotMapped), [`NotUnmapped`](dma::NotUnmapped), [`Queue::unmap_all`](dma::Queue::unmap_all) | `unplug.rs` |
-//! | to run `virtio-drivers` in a kernel | its `Hal`, by a [`Queue`] | `tests/kernel/src/net.rs` |
+//! | to run `virtio-drivers` in a kernel | a [`Queue`], to implement its `Hal` | `tests/kernel/src/net.rs` |
 //! | to map by physical address | [`Queue::map_raw`](dma::Queue::map_raw) | `kernel/machine.rs` |
-//! | a kernel whose drivers map by number | [`Device::ops`](dma::Device::ops) | `docs/porting.md` |
+//! | a kernel whose drivers unmap by address | [`Device::ops`](dma::Device::ops) | `docs/porting.md` |
 //! | memory that CPU and device share | [`CoherentMemory`](dma::CoherentMemory) | its [`as_slice`](dma::CoherentMemory::as_slice), `prp.rs` |
 //! | I/O buffers, mapped already | [`Device::buffers`](dma::Device::buffers) | its [`BufferPool`](dma::BufferPool) |
 //! | a kernel of yours, in `no_std` | [`Platform`](platform::Platform), [`Frames`](platform::Frames), [`InvalidationQueue`](invalidation::InvalidationQueue) | `kernel/machine.rs` |
@@ -27,10 +27,10 @@
 //! | buffers in a process's heap | `portcullis_linux::heap` | there |
 //! | a `Vec`, a borrowed slice, or a memfd as a buffer | `portcullis_linux::buffer`, `portcullis_linux::vfio::scope` | `crates/portcullis-linux` |
 //! | a PCI device in a program on Linux | `portcullis_linux::vfio`: `Device::open("0000:01:00.0")` | there |
-//! | the same from C or C++ | `portcullis.h`, by `cargo xtask c-library /usr/local` | `crates/portcullis-c` |
-//! | a disk, and what each way to map costs | the same, and a [`Queue`], or `portcullis_linux::registration` | `cargo run --release --example nvme -- --pci 0000:01:00.0` |
-//! | its interrupts | `vfio::Device::interrupts` | there |
-//! | such a device unplugged, or plugged in later | `vfio::Device::unplug_request`, `release` and `open_in` | there |
+//! | a PCI device from C or C++ | `portcullis.h`, by `cargo xtask c-library /usr/local` | `crates/portcullis-c` |
+//! | a disk, and what each policy costs | `portcullis_linux::vfio` with a [`Queue`] or `portcullis_linux::registration` | `cargo run --release --example nvme -- --pci 0000:01:00.0` |
+//! | a PCI device's interrupts | `vfio::Device::interrupts` | there |
+//! | a device unplugged, or plugged in later | `vfio::Device::unplug_request`, `release` and `open_in` | there |
 //! | many small buffers, without a kernel's mapping for each | [`Pieces`](domain::Pieces), or `portcullis_linux::registration` of their area | [there](domain::Pieces) |
 //! | to run `virtio-drivers` in a program on Linux | `portcullis_linux::virtio`, with the feature `virtio-drivers` | `crates/portcullis-linux` |
 //! | the IOMMU of a virtual machine, in a VMM | `portcullis_linux::vmm`, with the feature `vm-memory` | `crates/portcullis-linux` |
@@ -208,6 +208,8 @@ mod documents {
     struct Library;
     #[doc = include_str!("../../../docs/linux.md")]
     struct Linux;
+    #[doc = include_str!("../../../docs/mutants.md")]
+    struct Mutants;
     #[doc = include_str!("../../../docs/replay.md")]
     struct Replay;
     #[doc = include_str!("../../../docs/report.md")]
