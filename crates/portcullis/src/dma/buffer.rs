@@ -1,4 +1,4 @@
-//! Memory that a mapping owns. Nothing else uses it, and safe code stays sound whatever a device writes there.
+//! Memory that a mapping owns.
 
 use alloc::vec::Vec;
 

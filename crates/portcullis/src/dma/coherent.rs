@@ -29,7 +29,7 @@ pub struct CoherentMemory<F: Frames, M: Mapper, P: Platform> {
     phys: PhysAddr,
     count: usize,
     iova: Iova,
-    /// Held by a CPU that writes to uncached frames, where a part of a word cannot be written in one step.
+    /// Held while a CPU writes to uncached frames: a part of a word takes a load and a store there.
     writing: Mutex<()>,
 }
 
@@ -112,8 +112,7 @@ impl<F: Frames, M: Mapper, P: Platform> CoherentMemory<F, M, P> {
         }
         let offset = (index / TABLE_ENTRIES) as u64 * FRAME_SIZE;
         let frame = self.phys.checked_add(offset)?;
-        // SAFETY: `frame` is one of the frames that `new` allocated; they are freed only in `release`, which `free` and `drop` call last, so no
-        // `&self` outlives them.
+        // SAFETY: `new` allocated `frame`; only `release` frees it, which `free` and `drop` call last, so no `&self` outlives it.
         let words = unsafe { self.frames.table(frame) };
         words.get(index % TABLE_ENTRIES)
     }
@@ -129,8 +128,7 @@ impl<F: Frames, M: Mapper, P: Platform> CoherentMemory<F, M, P> {
         })
     }
 
-    /// Copies `bytes` to the memory from `offset` on, word by word; `None`, with nothing copied, if some of the memory does not exist.
-    /// O(`bytes.len()`).
+    /// Copies `bytes` to the memory from `offset` on, word by word; `None`, with nothing copied, if some do not fit. O(`bytes.len()`).
     ///
     /// The other bytes of a word stay as they are, even if the device or another CPU writes them meanwhile. Call [`DmaDevice::sync_for_device`]
     /// before telling the device: it orders that store after this write.
@@ -171,8 +169,8 @@ impl<F: Frames, M: Mapper, P: Platform> CoherentMemory<F, M, P> {
 
     /// The CPU's address of the [`size`](Self::size) bytes; `None` if the frames are not adjacent in its address space. O(frames).
     ///
-    /// The pointer is valid until this value is freed or dropped. A device may change the memory at any time, so accesses by the pointer must
-    /// be atomic or volatile, and references by it only to atomics.
+    /// The pointer is valid until this value is freed or dropped. A device may change the memory at any time, so accesses must be atomic or volatile,
+    /// and references only to atomics.
     pub fn as_ptr(&self) -> Option<NonNull<u8>> {
         let mut first = None;
         for index in 0..self.count {
@@ -186,9 +184,8 @@ impl<F: Frames, M: Mapper, P: Platform> CoherentMemory<F, M, P> {
         NonNull::new(core::ptr::with_exposed_provenance_mut(first?))
     }
 
-    /// All words as one slice; `None` if the frames are not adjacent, as for [`as_ptr`](Self::as_ptr). O(frames).
-    ///
-    /// The device may change a word at any time. [`word`](Self::word)'s rules hold for each.
+    /// All words as one slice, with [`word`](Self::word)'s rules for each; `None` if the frames are not adjacent, as for [`as_ptr`](Self::as_ptr).
+    /// O(frames).
     ///
     /// ```
     /// # #[cfg(feature = "std")]
@@ -218,13 +215,12 @@ impl<F: Frames, M: Mapper, P: Platform> CoherentMemory<F, M, P> {
     /// ```
     pub fn as_slice(&self) -> Option<&[AtomicU64]> {
         let first = self.as_ptr()?;
-        // SAFETY: the frames are adjacent, are words throughout (`Frames::table`), and are freed only in `release`, which `free` and `drop` call
-        // last. All access to them is atomic.
+        // SAFETY: the frames are adjacent words (`Frames::table`), freed only in `release`, which `free` and `drop` call last. All access to them is
+        // atomic.
         Some(unsafe { core::slice::from_raw_parts(first.as_ptr().cast(), self.words()) })
     }
 
-    /// Calls `f` for each word that holds some of the `len` bytes from `offset` on: with the number of these bytes before the word, and their range
-    /// in the word.
+    /// Calls `f` for each word with some of the `len` bytes from `offset` on: with the number of these before the word, and their range in the word.
     fn each_word(
         &self,
         offset: usize,

@@ -1,5 +1,4 @@
-//! A device with its domain, which maps by address. A device reaches all pages of a mapping from the map until an unmap has kept the policy's
-//! promise.
+//! Mappings by address. A device reaches all pages of a mapping from the map until an unmap has kept the policy's promise.
 
 use core::fmt;
 
@@ -13,9 +12,8 @@ use crate::mapper::Mapper;
 use crate::platform::{CopyMemory, Platform};
 use crate::sync::{Ordering, fence};
 
-/// A device attached to a domain, and the highest address that it can use. Cheap to clone; a clone is the same device.
-///
-/// Its mappings end by the domain's policy, or by one of its own ([`set_policy`](Self::set_policy)).
+/// A device attached to a domain. Cheap to clone; a clone is the same device. Its mappings end by the domain's policy, or by [its
+/// own](Self::set_policy).
 ///
 /// These methods rely on the caller for two things that a [`Queue`](super::Queue) tracks by itself. First, the caller may let devices access the
 /// memory: memory safety rests on this, so the methods that map are unsafe. Second, a mapping is unmapped once, as a whole, by one CPU, and by its
@@ -52,9 +50,6 @@ impl<M: Mapper, P: Platform> Clone for DmaDevice<M, P> {
 
 impl<M: Mapper, P: Platform> DmaDevice<M, P> {
     /// Makes a device that can use addresses up to `mask` (`u32::MAX` for a 32-bit device). Allocates.
-    ///
-    /// # Errors
-    /// [`OutOfMemory`].
     pub fn new(domain: Shared<Domain<M, P>>, mask: u64) -> Result<Self, OutOfMemory> {
         Ok(Self { domain, limit: mask, mask, exception: Shared::new(AtomicPolicy::new(None))? })
     }
@@ -136,8 +131,8 @@ impl<M: Mapper, P: Platform> DmaDevice<M, P> {
         }
     }
 
-    /// Unmaps a mapping that [`map_single`](Self::map_single) returned for the same `len`. Cost and context as for [`Domain::unmap`], by the policy
-    /// of this handle.
+    /// Unmaps what [`map_single`](Self::map_single) returned for the same `len`. Cost and context as for [`Domain::unmap`], by the policy of this
+    /// handle.
     ///
     /// # Errors
     /// [`UnmapError`]: the device may still reach the memory, unless the error says otherwise.
@@ -186,8 +181,8 @@ impl<M: Mapper, P: Platform> DmaDevice<M, P> {
         unsafe { self.map_list_sg(list, direction, out, |_, _| Ok(())) }.map(|(.., count)| count)
     }
 
-    /// As [`map_sg`](Self::map_sg), but also returns, before the count, the results of [`map_list`](Self::map_list), with the neighbours in place of
-    /// the used bytes.
+    /// As [`map_sg`](Self::map_sg), but returns the results of [`map_list`](Self::map_list), with the neighbours in place of the used bytes, and the
+    /// count.
     ///
     /// # Safety
     /// As for [`map_single`](Self::map_single), for each segment.
@@ -224,9 +219,8 @@ impl<M: Mapper, P: Platform> DmaDevice<M, P> {
         }
     }
 
-    /// Makes the device's writes visible to the CPU, for memory that stays mapped.
-    ///
-    /// A fence orders the CPU's later reads after its reads of the device's completion. (Queues sync the mappings of a non-coherent device.)
+    /// Makes the device's writes visible to the CPU, for memory that stays mapped: a fence orders the CPU's later reads after its read of the
+    /// device's completion. (Queues sync the mappings of a non-coherent device.)
     ///
     /// This fence, and that of [`sync_for_device`](Self::sync_for_device), is one between CPUs. The kernel's own access to a register of the device
     /// orders the rest. A non-coherent device that polls memory may lie outside of the CPUs' domain, as on Arm: there the driver adds the kernel's
@@ -235,8 +229,7 @@ impl<M: Mapper, P: Platform> DmaDevice<M, P> {
         fence(Ordering::Acquire);
     }
 
-    /// Makes the CPU's writes visible to the device, for memory that stays mapped: a fence orders them before the store by which the CPU tells the
-    /// device.
+    /// Makes the CPU's writes visible to the device: a fence orders them before the store by which the CPU tells the device.
     pub fn sync_for_device(&self) {
         fence(Ordering::Release);
     }
@@ -248,8 +241,7 @@ impl<M: Mapper, P: Platform> DmaDevice<M, P> {
         }
     }
 
-    /// The address of a segment that the device reaches without a translation. `None` if it needs one, or cannot reach the segment:
-    /// [`map_list`](Self::map_list) reports why.
+    /// The address of a segment that the device reaches without a translation. `None` if it needs one, or cannot reach the segment.
     #[inline]
     pub(super) fn passed_through(&self, segment: PhysSegment) -> Option<Iova> {
         let reached = !self.is_translated() && segment.last().is_ok_and(|last| last.get() <= self.limit);
@@ -271,14 +263,13 @@ impl<M: Mapper, P: Platform> DmaDevice<M, P> {
         }
     }
 
-    /// The device's address of the first byte of a list that begins with `segment` and is mapped to `range`.
+    /// The address of the first byte of a list that begins with `segment` and is mapped to `range`.
     #[inline]
     pub(super) fn first_of(&self, segment: PhysSegment, range: IovaRange) -> Iova {
         Iova::new(range.start().get() | segment.phys.page_offset(self.domain.granule()))
     }
 
-    /// Maps `list` into one range. Returns the device's address of its first byte, the range to unmap, and the used bytes: `None` and 0 without
-    /// translation.
+    /// Maps `list` into one range. Returns the address of its first byte, the range to unmap, and the used bytes: `None` and 0 without translation.
     ///
     /// # Safety
     /// As for [`map_single`](Self::map_single), for each segment.

@@ -58,9 +58,8 @@ pub struct RawMapping {
 /// The bits of a tag below the number of a queue.
 const KIND_BITS: u32 = 16;
 
-/// A number that no other queue has, with its [lowest bits](KIND_BITS) 0.
+/// A number that no other queue has, with its [lowest bits](KIND_BITS) 0. (No program makes 2^48 queues.)
 pub(super) fn number() -> u64 {
-    // No program makes 2^48 queues.
     unique() << KIND_BITS
 }
 
@@ -105,7 +104,6 @@ impl Kind {
         }
     }
 
-    /// The kind in a tag; `None` if there is no such kind.
     #[inline]
     fn of(bits: u64) -> Option<Self> {
         let number = bits >> Self::WAY & 7;
@@ -142,9 +140,6 @@ impl RawMapping {
     const UP: u32 = Self::PAGES - PageSize::SIZE_4K.shift();
 
     /// Checks that a list of `used` bytes, whose granules have `bytes`, fits into a mapping's word.
-    ///
-    /// # Errors
-    /// [`MapListError::TooLarge`].
     #[inline]
     pub(super) fn fits(bytes: u64, used: u64) -> Result<(), MapListError> {
         let beside = bytes.saturating_sub(used);
@@ -184,7 +179,7 @@ impl RawMapping {
         u64::from(self.list())
     }
 
-    /// The number of the list whose ends are [cut](Kind::Cut).
+    /// Of a [cut](Kind::Cut) mapping.
     #[inline]
     pub(super) fn list(&self) -> u32 {
         self.word as u32
@@ -265,7 +260,7 @@ impl RawMapping {
 /// An open mapping, with the buffer that it gives the device.
 ///
 /// **A dropped mapping stays open**: only [`Queue::unmap`](super::Queue::unmap) ends it, not the end of the queue. The device reaches the buffer, or
-/// its copy, as long as it is attached to the domain. The buffer is leaked, so nobody else gets its memory; its addresses, and its place in a ring,
+/// its copy, as long as it is attached to the domain. The buffer is leaked, so its memory gets no other owner; its addresses, and its place in a ring,
 /// stay taken.
 #[derive(Debug)]
 #[must_use = "a mapping that is dropped stays open to the device, and its buffer is leaked: give it to `Queue::unmap`"]

@@ -13,9 +13,8 @@ use crate::platform::{FRAME_SIZE, Frames, TABLE_ENTRIES, Table};
 use crate::sync::{Ordering, fence};
 
 /// Lends I/O buffers of the domain's pool, which stay mapped, to drivers that can choose their buffers: as DPDK's mempool, SPDK's `iobuf` and Linux's
-/// `page_pool`. [`Device::buffers`](super::Device::buffers) makes it.
-///
-/// The CPU copies only data that it looks at, to and from memory of its own ([`PoolBuffer::read`], [`PoolBuffer::write`]).
+/// `page_pool`. [`Device::buffers`](super::Device::buffers) makes it. The CPU copies only data that it looks at ([`PoolBuffer::read`],
+/// [`PoolBuffer::write`]).
 ///
 /// Taking and dropping a buffer of any size costs a few loads and stores in the CPU's own cache lines, and no system call or wait for hardware. Only
 /// without an idle buffer of the size and direction does the pool allocate and map one. Devices can reach a dropped buffer until the pool is trimmed,
@@ -70,9 +69,6 @@ impl<X: Machine> BufferPool<X> {
     }
 
     /// Another handle on the pool, for another CPU. Allocates.
-    ///
-    /// # Errors
-    /// [`OutOfMemory`].
     pub fn another(&self) -> Result<Self, OutOfMemory> {
         Self::new((*self.device).clone())
     }
@@ -98,7 +94,7 @@ impl<X: Machine> BufferPool<X> {
     #[inline]
     pub fn take(&self, len: usize, direction: Direction) -> Result<PoolBuffer<X>, DmaMapError> {
         let device = self.device.clone();
-        // Nothing may fail from here on: the slot would stay lent.
+        // Last: if anything failed after it, the slot would stay lent.
         let (iova, phys) = device.lend(len as u64, direction)?;
         Ok(PoolBuffer { device, iova, phys, len, direction })
     }
@@ -162,8 +158,8 @@ impl<X: Machine> PoolBuffer<X> {
         self.direction
     }
 
-    /// Copies the bytes from `offset` on to `out`, by words. `None`, with nothing copied, if some of them do not exist or the device does not write
-    /// the buffer.
+    /// Copies the bytes from `offset` on to `out`, by words. `None`, with nothing copied, if some do not exist or the device does not write the
+    /// buffer.
     ///
     /// Orders this after the load by which the CPU learnt that the device is done. While the device writes, each word is an old or a new one.
     /// O(`out.len()`); never waits.
@@ -177,8 +173,7 @@ impl<X: Machine> PoolBuffer<X> {
         self.each_frame(range, |frame, skip, part| words::read(frame, skip, out.get_mut(part)?))
     }
 
-    /// Copies `bytes` to the buffer from `offset` on, by words, and changes no other byte. `None`, with nothing copied, if some do not fit or only
-    /// the device writes the buffer.
+    /// Copies `bytes` to the buffer from `offset` on, by words, and changes no other byte. `None`, with nothing copied, if some do not fit or only the device writes the buffer.
     ///
     /// Orders this before the store by which the CPU tells the device. O(`bytes.len()`); never waits.
     #[must_use = "`None` says that nothing was copied"]
@@ -197,7 +192,7 @@ impl<X: Machine> PoolBuffer<X> {
         Some(offset..end)
     }
 
-    /// Calls `f` for each frame that has bytes of `range`: with its words, the offset of the bytes in it, and the part of the range that they are.
+    /// Calls `f` for each frame with bytes of `range`: with its words, the offset of the bytes there, and the part of the range that they are.
     fn each_frame(
         &self,
         range: Range<usize>,

@@ -49,8 +49,7 @@ pub enum BatchError {
 #[derive(Debug)]
 pub struct RawBatch<M: Mapper, P: Platform> {
     domain: Shared<Domain<M, P>>,
-    /// Cleared ranges, whose addresses are freed after the commit. The mapper panicked in the first `torn` of them, so what is mapped there is
-    /// unknown.
+    /// Cleared ranges, freed after the commit. The mapper panicked in the first `torn` of them, so what is mapped there is unknown.
     ranges: Vec<IovaRange>,
     torn: usize,
     /// The mappings in the batch, including those without a translation.
@@ -65,9 +64,6 @@ pub struct RawBatch<M: Mapper, P: Platform> {
 
 impl<M: Mapper, P: Platform> RawBatch<M, P> {
     /// Makes an empty batch for `most` mappings (clamped to 1 to [`MOST_IN_BATCH`]) of `device`'s domain. Allocates 16 bytes for each mapping.
-    ///
-    /// # Errors
-    /// [`OutOfMemory`].
     pub fn new(device: &DmaDevice<M, P>, most: usize) -> Result<Self, OutOfMemory> {
         let most = most.clamp(1, MOST_IN_BATCH);
         let domain = device.domain().clone();
@@ -81,7 +77,7 @@ impl<M: Mapper, P: Platform> RawBatch<M, P> {
         self.mappings + self.told.untold()
     }
 
-    /// Whether no mapping waits for the commit.
+    /// Whether [`len`](Self::len) is 0.
     #[cfg(feature = "parts")]
     pub fn is_empty(&self) -> bool {
         self.len() == 0
@@ -92,8 +88,7 @@ impl<M: Mapper, P: Platform> RawBatch<M, P> {
         self.mappings == self.most
     }
 
-    /// Waits until no device reaches anything that was unmapped into the batch, and frees the addresses. Returns the number of mappings; the batch is
-    /// then empty.
+    /// Waits until no device reaches anything of the batch, frees the addresses, and returns the number of mappings. The batch is then empty.
     ///
     /// One submission to the hardware, of at most 32 range invalidations or one of the whole domain; none without translation. Then O(1) for each
     /// mapping, as [`IovaSpace::free`](crate::iova::IovaSpace::free).
@@ -122,8 +117,7 @@ impl<M: Mapper, P: Platform> RawBatch<M, P> {
         &mut self.told
     }
 
-    /// Adds a mapping of the batch's domain: `used` bytes in `range`, or `None` without translation. The caller has checked that the batch is not
-    /// full.
+    /// Adds a mapping of the batch's domain: `used` bytes in `range`, or `None` without translation. The batch is not full.
     pub(super) fn unlink(&mut self, range: Option<IovaRange>, used: u64) -> Result<(), UnmapError> {
         let neighbours = range.map_or(0, |range| range.len().saturating_sub(used));
         // A mapper that removes only whole mappings refuses a part, until the call with the last part removes the whole.
@@ -196,7 +190,7 @@ impl<M: Mapper, P: Platform> Drop for Unlinking<'_, M, P> {
     #[cold]
     fn drop(&mut self) {
         let Self { batch, range } = self;
-        // Swaps it behind the other torn ranges. Allocates nothing: there is room for each mapping.
+        // Swaps it after the other torn ranges. Allocates nothing: there is room for each mapping.
         batch.ranges.push(*range);
         let last = batch.ranges.len() - 1;
         batch.ranges.swap(batch.torn, last);
@@ -253,10 +247,7 @@ impl<M: Mapper, P: Platform> DmaDevice<M, P> {
         Ok(batch.unlink(range, len)?)
     }
 
-    /// Unmaps into `batch` a list that [`map_sg`](Self::map_sg) wrote, as it was written. As [`unmap_single_in`](Self::unmap_single_in).
-    ///
-    /// # Errors
-    /// As [`unmap_single_in`](Self::unmap_single_in). An empty list is no error, and takes no room.
+    /// As [`unmap_single_in`](Self::unmap_single_in), for a list as [`map_sg`](Self::map_sg) wrote it. An empty list is no error, and takes no room.
     pub fn unmap_sg_in(&self, batch: &mut RawBatch<M, P>, mapped: &[DmaSegment]) -> Result<(), BatchError> {
         let Some((iova, len)) = self.whole_of(mapped)? else {
             return Ok(());

@@ -211,7 +211,7 @@ impl Cell {
         }
     }
 
-    /// Ends the first measurement: chooses the cheaper way by the present means, without hysteresis, and resets the counts.
+    /// After the first measurement: chooses by the present means, without hysteresis.
     pub(super) fn begin(&mut self) -> Choice {
         let (copy, map) = (self.copy.total(), self.map.total());
         self.choice = if matches!((copy, map), (Some(copy), Some(map)) if map < copy) {

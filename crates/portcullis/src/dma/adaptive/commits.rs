@@ -3,21 +3,17 @@
 /// The weight of the running mean, in samples.
 const WEIGHT: u64 = 8;
 
-/// The recent cost of commits, and the number of descriptors that share one.
-///
-/// Copied descriptors count, too: so it is known how full commits would be if all were mapped.
+/// The recent cost of commits, and the number of descriptors that share one. Copied ones count, too: as if all were mapped.
 #[derive(Debug)]
 pub(super) struct Commits {
     batch: u64,
     ns: u64,
     /// The mean number of descriptors for each commit, in sixteenths.
     sixteenths: u64,
-    /// Descriptors that have ended since the last sample.
     ended: u64,
 }
 
 impl Commits {
-    /// Expects full batches of `batch` descriptors.
     pub(super) fn new(batch: usize) -> Self {
         let batch = batch.max(1) as u64;
         Self { batch, ns: 0, sixteenths: batch * 16, ended: 0 }
@@ -31,7 +27,7 @@ impl Commits {
         }
     }
 
-    /// The queue is idle, and is about to commit.
+    /// The queue is about to commit.
     pub(super) fn idle(&mut self) {
         if self.ended > 0 {
             self.sample();

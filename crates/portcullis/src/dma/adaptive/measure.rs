@@ -67,8 +67,7 @@ impl<'a, M: Mapper, P: Platform, C: CopyMemory> Scratch<'a, M, P, C> {
 }
 
 impl<M: Mapper, P: Platform, C: CopyMemory, K: Fn() -> u64> AdaptiveRing<M, P, C, K> {
-    /// # Errors
-    /// [`OutOfMemory`]: unconfirmed ranges leave no room for callers' mappings.
+    /// After [`OutOfMemory`] unconfirmed ranges leave no room for callers' mappings.
     pub(super) fn measure(&mut self) -> Result<(), OutOfMemory> {
         let pool = self.pool.pool().clone();
         let Some(scratch) = Scratch::new(&pool) else { return Ok(()) };

@@ -1,5 +1,4 @@
-//! A queue that copies each buffer or maps it in a ring, whichever is cheaper. Protection is strict in any case, and to the byte for an untrusted
-//! device.
+//! A queue that copies each buffer or maps it in a ring. Protection is strict, and to the byte for an untrusted device.
 
 mod book;
 mod commits;
@@ -73,9 +72,8 @@ pub struct AdaptiveRing<M: Mapper, P: Platform, C: CopyMemory, K> {
 #[derive(Debug)]
 #[repr(C, align(64))]
 struct Size {
-    /// Mappings by [`Choice`].
     counts: [u64; 2],
-    /// Mappings until one is timed.
+    /// Mappings until the next timed one.
     until: u64,
     cell: Cell,
 }
@@ -116,10 +114,7 @@ impl<M: Mapper, P: Platform, C: CopyMemory, K: Fn() -> u64> AdaptiveRing<M, P, C
         Ok(queue)
     }
 
-    /// Makes a queue in `place`, without measurements.
-    ///
-    /// # Errors
-    /// As [`new`](Self::new); `place` stays uninitialised.
+    /// As [`new`](Self::new), in `place`, without measurements. After an error `place` is uninitialised.
     #[inline(never)]
     pub(super) fn unmeasured_in<'a>(
         place: &'a mut MaybeUninit<Self>,
@@ -136,7 +131,7 @@ impl<M: Mapper, P: Platform, C: CopyMemory, K: Fn() -> u64> AdaptiveRing<M, P, C
         }
         let (classes, clock_ns) = (classes(pool.pool().threshold()), cost_of(&clock));
         let sizes = slice(2 * Direction::ALL.len() * classes, |_| Ok(Size::default()))?;
-        // The last step that may fail: then nothing in the place needs a drop.
+        // Last, as nothing in the place may need a drop.
         let ring = StrictRing::new(device, config)?;
         let at = place.as_mut_ptr();
         // SAFETY: each write is to a field in the place; after them all fields are initialised.
@@ -160,10 +155,7 @@ impl<M: Mapper, P: Platform, C: CopyMemory, K: Fn() -> u64> AdaptiveRing<M, P, C
         })
     }
 
-    /// Measures one more direction, as [`new`](Self::new) does.
-    ///
-    /// # Errors
-    /// [`OutOfMemory`]: do not use the ring.
+    /// Measures one more direction, as [`new`](Self::new) does. After [`OutOfMemory`] do not use the ring.
     pub(super) fn measure_toward(&mut self, direction: Direction) -> Result<(), OutOfMemory> {
         self.direction = direction;
         self.met[direction.index()] = true;
@@ -243,11 +235,7 @@ impl<M: Mapper, P: Platform, C: CopyMemory, K: Fn() -> u64> AdaptiveRing<M, P, C
         self.sync(mapping, Side::Cpu, (offset, len))
     }
 
-    /// Makes the CPU's writes to `len` bytes of an open mapping, from `offset` on, visible to the device. O(len) if there is a copy; otherwise a
-    /// fence.
-    ///
-    /// # Errors
-    /// As [`BouncePool::sync_for_device`](crate::bounce::pool::BouncePool::sync_for_device); [`DmaUnmapError::OtherQueue`].
+    /// As [`sync_for_cpu`](Self::sync_for_cpu), but makes the CPU's writes visible to the device.
     #[cfg(feature = "parts")]
     pub fn sync_for_device(&self, mapping: &RawMapping, offset: u64, len: u64) -> Result<(), DmaUnmapError> {
         self.sync(mapping, Side::Device, (offset, len))
@@ -299,7 +287,6 @@ impl<M: Mapper, P: Platform, C: CopyMemory, K: Fn() -> u64> AdaptiveRing<M, P, C
         })
     }
 
-    /// Nanoseconds since `start`, without the cost of the clock.
     fn since(&self, start: u64) -> u64 {
         (self.clock)().saturating_sub(start).saturating_sub(self.clock_ns)
     }

@@ -55,10 +55,7 @@ impl<M: Mapper, P: Platform, C: CopyMemory, K: Fn() -> u64> AdaptiveRing<M, P, C
         Some(range)
     }
 
-    /// Maps a list in the ring, if that is the choice for its size and the ring takes it.
-    ///
-    /// # Errors
-    /// The ring's, if devices may reach entries of the list.
+    /// Maps a list in the ring, if that is the choice for its size and the ring takes it. An error of the ring, if devices may reach entries.
     ///
     /// # Safety
     /// As [`map`](Self::map), clauses 1 to 5.
@@ -82,9 +79,6 @@ impl<M: Mapper, P: Platform, C: CopyMemory, K: Fn() -> u64> AdaptiveRing<M, P, C
     }
 
     /// Copies a list, if that is the choice for its size.
-    ///
-    /// # Errors
-    /// The pool's.
     ///
     /// # Safety
     /// As [`map`](Self::map), clauses 1 to 5.
@@ -119,9 +113,6 @@ impl<M: Mapper, P: Platform, C: CopyMemory, K: Fn() -> u64> AdaptiveRing<M, P, C
     }
 
     /// Ends an untimed mapping of `len` bytes that the pool made for this ring.
-    ///
-    /// # Errors
-    /// As [`BouncePool::unmap`](crate::bounce::pool::BouncePool::unmap).
     ///
     /// # Safety
     /// As [`BouncePool::unmap`](crate::bounce::pool::BouncePool::unmap), clauses 1 to 3.

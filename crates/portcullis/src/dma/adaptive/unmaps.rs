@@ -44,7 +44,6 @@ impl<M: Mapper, P: Platform, C: CopyMemory, K: Fn() -> u64> AdaptiveRing<M, P, C
                     Err(error) => Err(NotUnmapped { mapping: None, waits: false, error }),
                 };
             }
-            // This ring makes none.
             Kind::Alone | Kind::Swiotlb { .. } | Kind::NotCoherent => Err(NotUnmapped::foreign(mapping)),
         };
         if matches!(ended, Ok(Ended::Flushed(()))) {

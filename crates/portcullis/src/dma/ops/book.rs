@@ -54,7 +54,7 @@ const CONTINUES: u64 = 1 << 3;
 const FLAG_BITS: u32 = 4;
 
 impl Entry {
-    /// Bytes of the buffer, without the gaps of a list.
+    /// Without the gaps of a list.
     #[inline]
     pub(super) fn used(&self) -> u64 {
         self.range.len().saturating_sub(self.neighbours)
@@ -105,7 +105,6 @@ impl Book {
         }
     }
 
-    /// Writes the inner words of a mapping of several granules.
     #[inline(never)]
     fn note_inside(&self, page: u64, last: u64, gaps: u64) -> Result<(), NotNoted> {
         if gaps > 0 {
@@ -122,10 +121,7 @@ impl Book {
         Ok(())
     }
 
-    /// Takes the mapping of `len` bytes at `iova` out of the book: the caller unmaps it. Allocates nothing.
-    ///
-    /// # Errors
-    /// [`DmaUnmapError`]: nothing is changed.
+    /// Takes the mapping of `len` bytes at `iova` out of the book: the caller unmaps it. Allocates nothing; changes nothing after an error.
     #[inline(always)]
     pub(super) fn take(&self, iova: Iova, len: u64) -> Result<Entry, DmaUnmapError> {
         let nothing = DmaUnmapError::NotMapped { iova };
@@ -161,7 +157,6 @@ impl Book {
         // Clears the lowest set bit of the granule's number each time: the mapping begins at one of these, or one of them says where.
         (0..u64::BITS - self.granule.shift()).find_map(|order| {
             let first = page >> order << order;
-            // Reads each granule once.
             if order > 0 && first == page >> (order - 1) << (order - 1) {
                 return None;
             }

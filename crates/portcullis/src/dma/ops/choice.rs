@@ -48,9 +48,6 @@ impl Turns {
 
 impl Chooser {
     /// For mappings of up to `most` bytes.
-    ///
-    /// # Errors
-    /// [`SetupError::OutOfMemory`].
     pub(super) fn new(most: u64) -> Result<Self, SetupError> {
         let cells = slice(classes(most), |_| Ok(Mutex::new(Cell::default())))?;
         Ok(Self { maps: CachePadded(AtomicU64::new(0)), cells })

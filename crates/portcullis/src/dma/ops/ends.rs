@@ -147,8 +147,7 @@ impl<X: Machine> DmaOps<X> {
         ended
     }
 
-    /// Ends an uncopied mapping that was taken out of the book. Inlined with all that it calls; `FIRST` only makes two instances, one for each
-    /// caller.
+    /// Ends what was taken out of the book. Inlined with all that it calls; `FIRST` only makes an instance for each caller.
     #[inline(always)]
     fn end_opened<const FIRST: bool>(&self, entry: Entry) -> Result<(), DmaUnmapError> {
         let bytes = (entry.used(), entry.neighbours);
@@ -196,14 +195,11 @@ impl<X: Machine> DmaOps<X> {
         unsafe { self.sync(at, len, Toward::Original) }
     }
 
-    /// Copies the CPU's writes to `len` bytes at `at`, anywhere inside a mapping, for the device. Cost and context as for
+    /// Copies the CPU's writes to `len` bytes at `at`, anywhere inside a mapping, for the device. Cost, context and errors as for
     /// [`sync_for_cpu`](Self::sync_for_cpu); a copied mapping costs O(len), if the device reads.
     ///
-    /// # Errors
-    /// As [`sync_for_cpu`](Self::sync_for_cpu).
-    ///
     /// # Safety
-    /// As [`sync_for_cpu`](Self::sync_for_cpu).
+    /// As [`sync_for_cpu`](Self::sync_for_cpu), clauses 1 and 2.
     pub unsafe fn sync_for_device(&self, at: Iova, len: u64) -> Result<(), DmaUnmapError> {
         // SAFETY: clauses 1 and 2 are the caller's.
         let synced = unsafe { self.sync(at, len, Toward::Buffer) };

@@ -63,9 +63,6 @@ impl<X: Machine> DmaOps<X> {
     /// segments to `out`, which has room for as many as the list has: touching ones are merged. Returns their number. One [`unmap`](Self::unmap) of
     /// all addresses from the first segment to the last ends the list.
     ///
-    /// # Errors
-    /// As [`map`](Self::map).
-    ///
     /// # Safety
     /// As [`map`](Self::map), clauses 1 to 4, for each piece.
     pub unsafe fn map_sg(

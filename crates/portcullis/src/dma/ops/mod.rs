@@ -77,7 +77,7 @@ pub struct DmaOps<X: Machine> {
     /// Always strict: for lasting mappings.
     strictly: AtomicPolicy,
     book: Book,
-    /// With a pool: the measurements, and their clock.
+    /// With a pool.
     chooser: Option<(Chooser, Clock)>,
     counts: PerCpu<Counts>,
 }
@@ -136,7 +136,6 @@ impl<X: Machine> core::fmt::Debug for DmaOps<X> {
 }
 
 impl<X: Machine> DmaOps<X> {
-    /// In `place`, as a kernel's stack has no room for a handle.
     #[inline(never)]
     pub(super) fn new_in<'a>(
         place: &'a mut MaybeUninit<Self>,
@@ -148,7 +147,7 @@ impl<X: Machine> DmaOps<X> {
         if !domain.is_translated() {
             return Err(SetupError::NotTranslated);
         }
-        // All that may fail comes first: then nothing in the place needs a drop.
+        // First all that may fail, as nothing in the place may need a drop.
         allows(pool.as_deref(), config)?;
         check(domain, pool.as_deref(), profile)?;
         let last = domain.mapper().geometry().aperture.last();

@@ -17,7 +17,7 @@ pub(super) struct Words {
     near: Near,
 }
 
-/// Cached leaves, by the low bits of their numbers.
+/// By the low bits of the leaves' numbers.
 #[derive(Debug)]
 pub(super) struct Near(Box<[Place; Near::LEAVES]>);
 
@@ -33,8 +33,6 @@ const NO_LEAF: u64 = u64::MAX;
 impl Near {
     pub(super) const LEAVES: usize = if cfg!(loom) { 1 } else { 64 };
 
-    /// # Errors
-    /// [`OutOfMemory`].
     pub(super) fn new() -> Result<Self, OutOfMemory> {
         let place = |_| Ok(Place { number: AtomicU64::new(NO_LEAF), leaf: AtomicPtr::new(ptr::null_mut()) });
         slice(Self::LEAVES, place)?.try_into().map(Self).map_err(|_| OutOfMemory)

@@ -91,9 +91,6 @@ impl<X: Machine> DmaDomain<X> {
     }
 
     /// Wraps an existing domain. Its queues may copy if there is `memory`. Allocates.
-    ///
-    /// # Errors
-    /// [`OutOfMemory`].
     pub fn over(
         domain: Shared<Domain<X::Mapper, X::Platform>>,
         memory: Option<X::Memory>,
@@ -106,10 +103,7 @@ impl<X: Machine> DmaDomain<X> {
         self.parts.domain.policy()
     }
 
-    /// Changes the policy while I/O runs: [`Domain::set_policy`]. A device may have [its own](Device::set_policy).
-    ///
-    /// # Errors
-    /// As [`Domain::set_policy`].
+    /// Changes the policy while I/O runs, as [`Domain::set_policy`]. A device may have [its own](Device::set_policy).
     pub fn set_policy(&self, policy: Policy) -> Result<(), PolicyError> {
         self.parts.domain.set_policy(policy)
     }
@@ -157,7 +151,6 @@ impl<X: Machine> DmaDomain<X> {
         BouncePool::new(domain.clone(), memory, config)
     }
 
-    /// The pool for coherent devices, which the first call makes.
     fn shared_pool(&self) -> Result<Shared<Pool<X, X::Memory>>, SetupError> {
         let Parts { made, pool, .. } = &*self.parts;
         match self.found(made) {

@@ -70,7 +70,7 @@ impl<X: Machine, B: DmaBuffer> Queue<X, B> {
         }
     }
 
-    /// After a batch's commit: flushes for owed unmaps, if there are any.
+    /// After a batch's commit.
     #[inline]
     fn flushed(&mut self) -> Unmapped {
         if self.common.owed > 0

@@ -21,7 +21,7 @@ pub struct NotAllUnmapped<B: DmaBuffer> {
     pub waiting: usize,
     /// The number of leaked buffers, which the device may reach for ever.
     pub leaked: usize,
-    /// The last reason.
+    /// The last error.
     pub error: DmaUnmapError,
 }
 

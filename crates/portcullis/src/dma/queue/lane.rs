@@ -34,7 +34,7 @@ pub(super) trait Lane<X: Machine> {
     /// Ends a mapping, or adds it to a batch. Counts an unmap that needs a flush of the domain as [owed](Common::owed).
     fn unmap_for(&mut self, queue: &mut Common<X>, mapping: RawMapping) -> Unmapped;
 
-    /// Syncs `part` (offset and length) of an open mapping.
+    /// `part` is offset and length.
     fn sync_for(
         &self,
         queue: &Common<X>,
@@ -51,12 +51,11 @@ pub(super) trait Lane<X: Machine> {
         None
     }
 
-    /// Ends all mappings that wait for their batch. Returns their number.
+    /// Ends all waiting mappings. Returns their number.
     fn commit_for(&mut self, _queue: &Common<X>) -> Result<usize, DmaUnmapError> {
         Ok(0)
     }
 
-    /// The mappings that wait for a commit.
     fn waiting_for(&self, _queue: &Common<X>) -> usize {
         0
     }
@@ -67,7 +66,6 @@ pub(super) trait Lane<X: Machine> {
     }
 }
 
-/// What a queue has besides its lane and its buffers.
 pub(super) struct Common<X: Machine> {
     pub device: DeviceOf<X>,
     pub attributes: Attributes,
@@ -156,7 +154,6 @@ impl<X: Machine> Common<X> {
     }
 }
 
-/// Ends each mapping by itself, by the device's policy.
 pub(super) struct Direct;
 
 // `u8`, as every call looks at the tag.

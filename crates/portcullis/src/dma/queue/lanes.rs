@@ -54,8 +54,7 @@ impl<X: Machine> Lane<X> for BatchOf<X> {
         let range = queue.pages(&mapping);
         let used = range.map_or(0, IovaRange::len) - mapping.beside();
         if let Err(error) = self.unlink(range, used) {
-            // If another caller had unmapped a part, the commit invalidates all of the range nevertheless. No commit ends parts that are still
-            // mapped.
+            // The commit invalidates all of the range, even if another caller had unmapped a part. It does not end parts that are still mapped.
             let waits = matches!(error, UnmapError::NotMapped { .. });
             return Err(NotUnmapped { mapping: None, waits, error: error.into() });
         }

@@ -96,7 +96,7 @@ impl<X: Machine, B: DmaBuffer> Queue<X, B> {
         }
     }
 
-    /// The slow path of [`map_raw`](Self::map_raw).
+    /// The slow path.
     ///
     /// # Safety
     /// As [`map_raw`](Self::map_raw).

@@ -127,9 +127,8 @@ pub use object::AnyQueue;
 pub struct Queue<X: Machine, B: DmaBuffer = Infallible> {
     lane: AnyLane<X>,
     common: Common<X>,
-    /// Buffers that wait: dropped only after a commit, so that a panic leaks what a device may reach.
+    /// Waiting ones: dropped only after a commit, so that a panic leaks what a device may reach.
     buffers: ManuallyDrop<Vec<B>>,
-    /// For segments that the caller did not ask for.
     scratch: Vec<DmaSegment>,
     /// Makes the queue `!Sync`: calls through `&Queue` come from one CPU at a time.
     not_sync: PhantomData<Cell<()>>,

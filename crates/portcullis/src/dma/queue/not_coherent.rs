@@ -12,8 +12,7 @@
 //! - nothing else has bytes in an invalidated line. A piece that a device may write is mapped only if it consists of whole lines; else it
 //!   is copied, or refused.
 //!
-//! This costs a step for each line at the map and, for data from the device, another at the end; and a record of each mapping, whose memory is
-//! reused.
+//! This costs a step for each line at the map and, for data from the device, another at the end; and a record of each mapping.
 
 use alloc::boxed::Box;
 use alloc::sync::Arc;
@@ -189,8 +188,8 @@ impl<X: Machine> Lane<X> for NotCoherent {
             mapped = Some(unsafe { copies.queue.map_raw(list, direction, out) }?);
         }
         let Some((token, used)) = mapped else { broken("a queue maps or copies") };
-        // `place_for` made room.
         let made = &mut self.made[index];
+        // `place_for` made room.
         made.view.extend_from_slice(&out[..used]);
         if slot > 0 {
             made.memory.extend(made.view.iter().map(in_memory));
@@ -302,7 +301,6 @@ fn each(list: &[PhysSegment], f: impl FnMut(PhysSegment)) {
     list.iter().copied().for_each(f);
 }
 
-/// Calls `f` with the parts of `list` in the `len` bytes from `offset` on.
 fn part(list: &[PhysSegment], offset: u64, len: u64, mut f: impl FnMut(PhysSegment)) {
     let (mut skip, mut left) = (offset, len);
     for piece in list {

@@ -5,13 +5,10 @@ use crate::addr::{Direction, DmaSegment, PhysSegment};
 use crate::dma::DmaBuffer;
 use crate::dma::{Ended, NotUnmapped, RawMapping};
 
-/// The calls of a [`Queue`] by address, without generics: `&mut dyn AnyQueue`. Each has the contract of the queue's method.
+/// The calls of a [`Queue`] by address, without generics: `&mut dyn AnyQueue`. Each has the contract and the errors of the queue's method.
 #[allow(clippy::result_large_err, reason = "a mapping that is refused comes back in place")]
 pub trait AnyQueue {
     /// [`Queue::map_raw`].
-    ///
-    /// # Errors
-    /// As [`Queue::map_raw`].
     ///
     /// # Safety
     /// As [`Queue::map_raw`], clauses 1 to 4.
@@ -23,27 +20,15 @@ pub trait AnyQueue {
     ) -> Result<(RawMapping, usize), DmaMapError>;
 
     /// [`Queue::unmap_raw`].
-    ///
-    /// # Errors
-    /// As [`Queue::unmap_raw`].
     fn unmap_raw(&mut self, mapping: RawMapping) -> Result<Ended<(), ()>, NotUnmapped<RawMapping>>;
 
     /// [`Queue::commit_raw`].
-    ///
-    /// # Errors
-    /// As [`Queue::commit_raw`].
     fn commit_raw(&mut self) -> Result<usize, DmaUnmapError>;
 
     /// [`Queue::sync_raw_for_cpu`].
-    ///
-    /// # Errors
-    /// As [`Queue::sync_raw_for_cpu`].
     fn sync_raw_for_cpu(&self, mapping: &RawMapping, offset: u64, len: u64) -> Result<(), DmaUnmapError>;
 
     /// [`Queue::sync_raw_for_device`].
-    ///
-    /// # Errors
-    /// As [`Queue::sync_raw_for_device`].
     fn sync_raw_for_device(&self, mapping: &RawMapping, offset: u64, len: u64) -> Result<(), DmaUnmapError>;
 
     /// [`Queue::waiting`].

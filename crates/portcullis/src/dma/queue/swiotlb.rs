@@ -46,7 +46,7 @@ impl<X: Machine> Copies<X> {
         out: &mut [DmaSegment],
     ) -> Result<usize, DmaMapError> {
         let index = self.place_for(list.len())?;
-        // If a call below panics, the mapped pieces leak, and the index with them.
+        // If this panics, the mapped pieces and the index leak.
         for (piece, place) in list.iter().zip(&mut *out) {
             // SAFETY: clauses 1 and 2 are the caller's.
             match unsafe { self.map_piece(*piece, direction) } {
@@ -148,7 +148,6 @@ impl<X: Machine> Lane<X> for Copies<X> {
         self.pieces(mapping)
     }
 
-    /// Copies the bytes of the part that the mapping has.
     fn sync_for(
         &self,
         _: &Common<X>,

@@ -18,13 +18,7 @@ impl<X: Machine, B: DmaBuffer> Queue<X, B> {
         self.sync(mapping, Side::Cpu, (offset, len))
     }
 
-    /// Makes the CPU's writes to `len` bytes of an open mapping, from `offset` on, visible to the device, and orders the CPU's later writes after
-    /// them. Cost, limits and errors as for [`sync_raw_for_cpu`](Self::sync_raw_for_cpu).
-    ///
-    /// A raw mapping does not know its length, so a part outside of it is an error only if there is a copy.
-    ///
-    /// # Errors
-    /// [`DmaUnmapError`], with nothing copied.
+    /// As [`sync_raw_for_cpu`](Self::sync_raw_for_cpu), but makes the CPU's writes visible to the device, and orders the CPU's later writes after them.
     pub fn sync_raw_for_device(
         &self,
         mapping: &RawMapping,

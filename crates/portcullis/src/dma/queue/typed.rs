@@ -46,7 +46,7 @@ impl<X: Machine, B: DmaBuffer> Queue<X, B> {
         }
     }
 
-    /// The slow path, for one segment.
+    /// The slow path.
     ///
     /// # Safety
     /// As [`map_raw`](Self::map_raw).
@@ -235,11 +235,7 @@ impl<X: Machine, B: DmaBuffer> Queue<X, B> {
         self.sync_part(mapping, Side::Cpu, (offset, len))
     }
 
-    /// Makes the CPU's writes to `len` bytes of an open mapping's buffer, from `offset` on, visible to the device, and orders the CPU's later writes
-    /// after them. Cost as for [`sync_for_cpu`](Self::sync_for_cpu).
-    ///
-    /// # Errors
-    /// [`DmaUnmapError`]: nothing is copied. [`OutOfRange`](DmaUnmapError::OutOfRange) by every strategy, even without copies.
+    /// As [`sync_for_cpu`](Self::sync_for_cpu), but makes the CPU's writes visible to the device, and orders the CPU's later writes after them.
     pub fn sync_for_device(&self, mapping: &Mapping<B>, offset: u64, len: u64) -> Result<(), DmaUnmapError> {
         self.sync_part(mapping, Side::Device, (offset, len))
     }

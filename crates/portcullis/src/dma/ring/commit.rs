@@ -26,8 +26,7 @@ impl<M: Mapper, P: Platform> Drop for Last<'_, M, P> {
 impl<M: Mapper, P: Platform> StrictRing<M, P> {
     /// Waits until no device reaches anything that was unmapped before, and frees the descriptors' addresses. Returns the number of descriptors.
     ///
-    /// One walk for each leaf table of each run of adjacent ranges; then one submission to the hardware (see [`StrictRing`]), or none if nothing
-    /// waits.
+    /// One walk for each leaf table of each run of adjacent ranges, and one submission to the hardware, or none if nothing waits.
     ///
     /// Context: allocates nothing. The caller holds no lock and no CPU.
     ///
@@ -52,17 +51,13 @@ impl<M: Mapper, P: Platform> StrictRing<M, P> {
         Ok(self.told.commit(unmaps))
     }
 
-    /// Gives up the report of the waiting ranges: later commits retry them, but report them to nobody. They keep their addresses until they are
-    /// confirmed.
-    ///
-    /// # Errors
-    /// [`OutOfMemory`]: no room for the next batch, as an unmap allocates nothing. Do not use the ring then.
+    /// Gives up the report of the waiting ranges: later commits retry them, but report them to no caller. They keep their addresses until they are
+    /// confirmed. After [`OutOfMemory`] do not use the ring: it has no room for the next batch, as an unmap allocates nothing.
     pub(in crate::dma) fn disown(&mut self) -> Result<(), OutOfMemory> {
         self.tally.unmaps += core::mem::take(&mut self.unmapped) as u64;
         self.waiting.try_reserve(self.batch + 1).map_err(|_| OutOfMemory)
     }
 
-    /// Whether a caller waits for a commit.
     pub(in crate::dma) fn has_unconfirmed(&self) -> bool {
         self.unmapped > 0 || !self.unconfirmed.is_empty()
     }

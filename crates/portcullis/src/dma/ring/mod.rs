@@ -40,7 +40,7 @@ pub struct StrictRingConfig {
 }
 
 impl StrictRingConfig {
-    /// A ring whose unit of protection is the batch of `batch` descriptors.
+    /// The configuration without a colour.
     pub const fn new(descriptors: u32, descriptor_bytes: u64, batch: usize) -> Self {
         Self { descriptors, descriptor_bytes, batch, colour: None }
     }
@@ -111,7 +111,6 @@ pub struct StrictRing<M: Mapper, P: Platform> {
     /// Ranges that a commit has to clear and confirm. Adjacent ranges that were unmapped in order are one. There is room for a batch, as an unmap
     /// allocates nothing.
     waiting: Vec<IovaRange>,
-    /// Descriptors that are unmapped and wait.
     unmapped: usize,
     unlinked: Gather,
     /// Ranges of refused lists, which devices may still reach. Empty unless hardware fails.
@@ -202,9 +201,6 @@ impl<M: Mapper, P: Platform> StrictRing<M, P> {
 
     /// As [`map_sg`](Self::map_sg), but does not write the device's segments. One segment needs only [`RawMapping::iova`].
     ///
-    /// # Errors
-    /// As [`map_sg`](Self::map_sg).
-    ///
     /// # Safety
     /// As for [`map_sg`](Self::map_sg), clauses 1 and 2.
     #[inline(always)]
@@ -224,13 +220,12 @@ impl<M: Mapper, P: Platform> StrictRing<M, P> {
         Ok(RawMapping { iova, word, tag })
     }
 
-    /// The mapping that [`map_fast`](Self::map_fast) has made in the pages of `range`.
     #[inline]
     pub(super) fn mapped_fast(&self, segment: PhysSegment, range: IovaRange) -> RawMapping {
         RawMapping::in_pages(self.device.first_of(segment, range), range, segment.len, self.number)
     }
 
-    /// The fast path: maps one segment, and returns its pages; or changes nothing.
+    /// The fast path: maps one segment, and returns its pages, or changes nothing.
     ///
     /// # Safety
     /// As for [`map_sg`](Self::map_sg), clause 1.
@@ -293,8 +288,7 @@ impl<M: Mapper, P: Platform> Drop for StrictRing<M, P> {
         let Some((arena, changing)) = self.arena.take().zip(changing) else { return };
         if ended.is_err() {
             device.domain().settle(core::mem::take(&mut self.tally));
-            // The memory stays open until a flush is confirmed, and its addresses leak. This counts all reserved bytes, of which some may not be
-            // mapped.
+            // Open until a flush is confirmed. This counts all reserved bytes, of which some may not be mapped.
             let bytes = arena.in_use();
             drop(changing);
             return device.domain().leave_open(bytes);

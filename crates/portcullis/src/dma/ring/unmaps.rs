@@ -45,7 +45,7 @@ impl<M: Mapper, P: Platform> StrictRing<M, P> {
         self.unmapped += 1;
     }
 
-    /// The slow path of [`unmap`](Self::unmap), for a descriptor that may be the last of its batch, or another ring's.
+    /// For a descriptor that may be the last of its batch, or another ring's.
     #[inline(never)]
     fn unmap_last(
         &mut self,
@@ -96,8 +96,7 @@ impl<M: Mapper, P: Platform> StrictRing<M, P> {
     }
 }
 
-/// Adds `range` to the next commit, besides the batch: its translations are unknown, or unconfirmed. Without memory for that, it stays reserved for
-/// ever, perhaps mapped.
+/// Adds a range with unknown translations to the next commit, besides the batch. Without memory for that, it stays reserved for ever, perhaps mapped.
 #[cold]
 #[inline(never)]
 pub(super) fn hold(waiting: &mut Vec<IovaRange>, range: IovaRange) {

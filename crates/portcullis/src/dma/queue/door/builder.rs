@@ -152,9 +152,6 @@ impl<M: Mapper, P: Platform, C: CopyMemory + Clone> DomainBuilder<M, P, C> {
     }
 
     /// As [`build`](Self::build), for a [`Machine`] with a name.
-    ///
-    /// # Errors
-    /// As [`build`](Self::build).
     pub fn build_as<X: Machine<Mapper = M, Platform = P, Memory = C>>(
         self,
         platform: P,

@@ -56,10 +56,7 @@ impl<X: Machine> Device<X> {
         self.dma.policy()
     }
 
-    /// Gives the device a policy of its own, or, with `None`, its domain's again, while I/O runs: [`DmaDevice::set_policy`](crate::dma::DmaDevice::set_policy).
-    ///
-    /// # Errors
-    /// As [`DmaDevice::set_policy`](crate::dma::DmaDevice::set_policy).
+    /// Gives the device a policy of its own, or, with `None`, its domain's again: see [`DmaDevice::set_policy`](crate::dma::DmaDevice::set_policy).
     pub fn set_policy(&self, policy: Option<Policy>) -> Result<(), PolicyError> {
         self.dma.set_policy(policy)
     }
@@ -135,8 +132,7 @@ impl<X: Machine> Device<X> {
         self.assemble(&config, adaptive)
     }
 
-    /// Makes a handle on the domain's pool, from which a driver takes I/O buffers that stay mapped and are not copied. Makes the pool, if there is
-    /// none.
+    /// Makes a handle on the domain's pool, from which a driver takes I/O buffers that stay mapped. Makes the pool, if there is none.
     ///
     /// Context: allocates. The caller holds no lock and no CPU.
     ///
@@ -172,10 +168,8 @@ impl<X: Machine> Device<X> {
         made(|place| self.ops_in(config, place))
     }
 
-    /// As [`ops`](Self::ops), in `place`: a handle takes more than half a KiB of a kernel's stack. The caller drops the handle.
-    ///
-    /// # Errors
-    /// As [`ops`](Self::ops); `place` stays uninitialised.
+    /// As [`ops`](Self::ops), in `place`: a handle takes more than half a KiB of a kernel's stack. The caller drops the handle. After an error `place`
+    /// is uninitialised.
     pub fn ops_in<'a>(
         &self,
         config: OpsConfig,

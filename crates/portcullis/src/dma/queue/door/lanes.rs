@@ -67,7 +67,7 @@ impl<X: Machine> Device<X> {
         BounceDevice::new(self.domain.shared_pool()?, self.profile)
     }
 
-    /// Makes and measures an adaptive ring: for [`QueueConfig::auto`] in a domain with bounce memory.
+    /// For [`QueueConfig::auto`] in a domain with bounce memory.
     #[inline(never)]
     pub(super) fn adaptive(&self, config: &QueueConfig) -> Result<Option<Box<AdaptiveOf<X>>>, SetupError> {
         let chooses = config.strategy == Strategy::Auto && self.maintained.is_none();

@@ -16,7 +16,6 @@ use crate::mapper::Mapper;
 use crate::platform::{CacheMaintenance, CopyMemory, Platform};
 use crate::setup::SetupError;
 
-/// A pool of bounce buffers of any memory.
 pub(super) trait AnyPool: Any + Send + Sync {
     fn usage(&self) -> PoolUsage;
 }
@@ -73,7 +72,6 @@ impl<X: Machine> Device<X> {
         Ok(AnyLane::NotCoherent(boxed(NotCoherent::new(strategy, (cache, line), mapped, copies))?))
     }
 
-    /// The domain's pool for non-coherent devices, which the first call makes.
     fn cleaned_pool(&self, cache: &Arc<dyn CacheMaintenance>) -> Result<Shared<CleanedPool<X>>, SetupError> {
         let (domain, parts) = (&self.domain, &*self.domain.parts);
         let pool = match domain.found(&parts.cleaned) {
