@@ -40,7 +40,7 @@ pub struct StrictRingConfig {
 }
 
 impl StrictRingConfig {
-    /// The configuration without a colour.
+    /// With the domain's next colour.
     pub const fn new(descriptors: u32, descriptor_bytes: u64, batch: usize) -> Self {
         Self { descriptors, descriptor_bytes, batch, colour: None }
     }

@@ -96,7 +96,7 @@ impl<M: Mapper, P: Platform> StrictRing<M, P> {
     }
 }
 
-/// Adds a range with unknown translations to the next commit, besides the batch. Without memory for that, it stays reserved for ever, perhaps mapped.
+/// Adds a range that may be mapped to the next commit, besides the batch. Without memory for that, it stays reserved for ever, perhaps mapped.
 #[cold]
 #[inline(never)]
 pub(super) fn hold(waiting: &mut Vec<IovaRange>, range: IovaRange) {

@@ -36,7 +36,7 @@ struct Limits {
 }
 
 impl<F: Frames, Q: InvalidationQueue, X: Format, P: Platform> Domain<TableMapper<F, Q, X>, P> {
-    /// Begins a domain whose translations are in `table`. The caller that lets hardware walk the table ensures that it has the domain ID `id`, and
+    /// Begins a domain whose translations are in `table`. The caller that lets hardware walk the table ensures that hardware knows it as `id`, and
     /// that `queue` invalidates what the hardware caches of it.
     pub fn builder(table: PageTable<F, X>, queue: Q, id: DomainId) -> DomainBuilder<TableMapper<F, Q, X>, P> {
         DomainBuilder::new(TableMapper::new(table, queue, id, Vec::new()))
