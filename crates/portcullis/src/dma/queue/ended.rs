@@ -1,6 +1,7 @@
 //! Unmaps and commits by address.
 
-use super::lane::{Lane, Unmapped, by_lane};
+use super::lane::{Lane, Unmapped};
+use super::lanes::by_lane;
 use super::{AnyLane, DmaUnmapError, Machine, Queue};
 use crate::addr::Iova;
 use crate::dma::mapping::Kind;

@@ -1,15 +1,11 @@
 //! A lane maps, unmaps, syncs and commits for a queue: one type for each strategy (`lanes`), for machines without an IOMMU (`swiotlb`), and for
 //! non-coherent devices (`not_coherent`).
 
-use alloc::boxed::Box;
-
-use super::not_coherent::NotCoherent;
-use super::swiotlb::Copies;
-use super::{DmaMapError, DmaUnmapError, Machine, Strategy};
+use super::{DmaMapError, DmaUnmapError, Machine};
 use crate::addr::{Direction, DmaSegment, IovaRange, PhysSegment};
 use crate::bounce::pool::{Attributes, Rule};
 use crate::dma::device::Side;
-use crate::dma::machine::{AdaptiveOf, BatchOf, CopyingOf, DeviceOf, RingOf};
+use crate::dma::machine::DeviceOf;
 use crate::dma::mapping::Kind;
 use crate::dma::told::Told;
 use crate::dma::{Ended, NotUnmapped, RawMapping};
@@ -151,48 +147,5 @@ impl<X: Machine> Common<X> {
         let waits = matches!(error, UnmapError::Unconfirmed { .. } | UnmapError::NotMapped { .. });
         self.owed += usize::from(waits);
         NotUnmapped { mapping: None, waits, error: error.into() }
-    }
-}
-
-pub(super) struct Direct;
-
-// `u8`, as every call looks at the tag.
-#[repr(u8)]
-pub(super) enum AnyLane<X: Machine> {
-    Direct(Direct),
-    Batch(BatchOf<X>),
-    Ring(RingOf<X>),
-    Bounce(CopyingOf<X>),
-    Auto(Box<AdaptiveOf<X>>),
-    Swiotlb(Box<Copies<X>>),
-    NotCoherent(Box<NotCoherent>),
-}
-
-/// Evaluates `$call` with the lane as `$lane`.
-macro_rules! by_lane {
-    ($any:expr, $lane:ident => $call:expr) => {
-        match $any {
-            AnyLane::Direct($lane) => $call,
-            AnyLane::Batch($lane) => $call,
-            AnyLane::Ring($lane) => $call,
-            AnyLane::Bounce($lane) => $call,
-            AnyLane::Auto($lane) => $call,
-            AnyLane::Swiotlb($lane) => $call,
-            AnyLane::NotCoherent($lane) => $call,
-        }
-    };
-}
-pub(super) use by_lane;
-
-impl<X: Machine> AnyLane<X> {
-    pub fn strategy(&self) -> Strategy {
-        match self {
-            Self::Direct(_) => Strategy::Direct,
-            Self::Batch(_) => Strategy::Batch,
-            Self::Ring(_) => Strategy::Ring,
-            Self::Bounce(_) | Self::Swiotlb(_) => Strategy::Bounce,
-            Self::Auto(_) => Strategy::Auto,
-            Self::NotCoherent(lane) => lane.strategy,
-        }
     }
 }

@@ -1,7 +1,11 @@
 //! The lanes of a coherent device behind an IOMMU.
 
-use super::lane::{Common, Direct, Lane, Unmapped};
-use super::{DmaMapError, DmaUnmapError, Machine};
+use alloc::boxed::Box;
+
+use super::lane::{Common, Lane, Unmapped};
+use super::not_coherent::NotCoherent;
+use super::swiotlb::Copies;
+use super::{DmaMapError, DmaUnmapError, Machine, Strategy};
 use crate::addr::{Direction, DmaSegment, IovaRange, PhysSegment};
 use crate::bounce::pool::PoolMapping;
 use crate::dma::device::Side;
@@ -10,6 +14,49 @@ use crate::dma::mapping::Kind;
 use crate::dma::told::Told;
 use crate::dma::{Ended, NotUnmapped, RawMapping};
 use crate::domain::{MapListError, UnmapError};
+
+pub(super) struct Direct;
+
+// `u8`, as every call looks at the tag.
+#[repr(u8)]
+pub(super) enum AnyLane<X: Machine> {
+    Direct(Direct),
+    Batch(BatchOf<X>),
+    Ring(RingOf<X>),
+    Bounce(CopyingOf<X>),
+    Auto(Box<AdaptiveOf<X>>),
+    Swiotlb(Box<Copies<X>>),
+    NotCoherent(Box<NotCoherent>),
+}
+
+/// Evaluates `$call` with the lane as `$lane`.
+macro_rules! by_lane {
+    ($any:expr, $lane:ident => $call:expr) => {
+        match $any {
+            AnyLane::Direct($lane) => $call,
+            AnyLane::Batch($lane) => $call,
+            AnyLane::Ring($lane) => $call,
+            AnyLane::Bounce($lane) => $call,
+            AnyLane::Auto($lane) => $call,
+            AnyLane::Swiotlb($lane) => $call,
+            AnyLane::NotCoherent($lane) => $call,
+        }
+    };
+}
+pub(super) use by_lane;
+
+impl<X: Machine> AnyLane<X> {
+    pub fn strategy(&self) -> Strategy {
+        match self {
+            Self::Direct(_) => Strategy::Direct,
+            Self::Batch(_) => Strategy::Batch,
+            Self::Ring(_) => Strategy::Ring,
+            Self::Bounce(_) | Self::Swiotlb(_) => Strategy::Bounce,
+            Self::Auto(_) => Strategy::Auto,
+            Self::NotCoherent(lane) => lane.strategy,
+        }
+    }
+}
 
 impl<X: Machine> Lane<X> for Direct {
     #[inline]

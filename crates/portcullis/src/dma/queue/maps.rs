@@ -1,6 +1,7 @@
 //! Maps by address. A list is mapped as a whole or not at all.
 
-use super::lane::{Lane, by_lane};
+use super::lane::Lane;
+use super::lanes::by_lane;
 use super::{AnyLane, DmaMapError, Queue};
 use crate::addr::{Direction, DmaSegment, PhysSegment};
 use crate::dma::Machine;

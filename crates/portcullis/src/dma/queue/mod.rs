@@ -22,7 +22,8 @@ use core::fmt;
 use core::marker::PhantomData;
 use core::mem::ManuallyDrop;
 
-use self::lane::{AnyLane, Common, Direct, Lane, by_lane};
+use self::lane::{Common, Lane};
+use self::lanes::{AnyLane, Direct, by_lane};
 use super::DmaBuffer;
 use super::Machine;
 use super::machine::DeviceOf;

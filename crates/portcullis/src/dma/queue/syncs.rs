@@ -1,6 +1,7 @@
 //! Syncs of open mappings by address.
 
-use super::lane::{AnyLane, Lane, by_lane};
+use super::lane::Lane;
+use super::lanes::{AnyLane, by_lane};
 use super::{DmaUnmapError, Queue};
 use crate::dma::Machine;
 use crate::dma::device::Side;

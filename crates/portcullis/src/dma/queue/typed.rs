@@ -3,7 +3,8 @@
 use alloc::vec::{Drain, Vec};
 use core::mem::ManuallyDrop;
 
-use super::lane::{AnyLane, Lane, by_lane};
+use super::lane::Lane;
+use super::lanes::{AnyLane, by_lane};
 use super::{DmaMapError, DmaUnmapError, Machine, NotAllUnmapped, NotMapped, Queue};
 use crate::addr::{Direction, DmaSegment, Iova, PhysSegment};
 use crate::bounce::error::inside;
