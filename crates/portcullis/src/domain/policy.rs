@@ -1,6 +1,5 @@
 //! The protection [`Policy`] of a domain, a device or a mapping, and the atomic word that holds one while I/O runs.
 
-use crate::heap::OutOfMemory;
 use crate::invalidation::{Costs, InvalidationError};
 use crate::sync::{AtomicU64, Ordering};
 
@@ -76,15 +75,6 @@ pub enum PolicyError {
     /// memory**. Call again.
     #[error("the policy is changed, but devices may still reach what was unmapped before: {0}")]
     Unconfirmed(#[from] InvalidationError),
-    /// No memory for the account of policies. Nothing has changed.
-    #[error("no memory to keep account of a policy")]
-    OutOfMemory,
-}
-
-impl From<OutOfMemory> for PolicyError {
-    fn from(_: OutOfMemory) -> Self {
-        Self::OutOfMemory
-    }
 }
 
 #[derive(Debug)]

@@ -33,9 +33,3 @@ impl Costs {
         self.submission_ns > SHARE_NS * QUEUE_ENTRIES as u32
     }
 }
-
-impl Default for Costs {
-    fn default() -> Self {
-        Self::BARE_METAL
-    }
-}

@@ -173,7 +173,6 @@ sentences::sentences! {
         Unconfirmed(REJECTED) =>
             "the policy is changed, but devices may still reach what was unmapped before: the IOMMU reported an error for an \
              invalidation (code 0x7d)";
-        OutOfMemory => "no memory to keep account of a policy";
     }
 
     of_batches: BatchError {
@@ -185,7 +184,9 @@ sentences::sentences! {
 
     of_configurations: OpsConfigError {
         Setup(SetupError::NoPageSize) => "the mapper states no page size, or one below 4 KiB or above 2 GiB as its smallest";
-        Policy(PolicyError::OutOfMemory) => "no memory to keep account of a policy";
+        Policy(PolicyError::Unconfirmed(REJECTED)) =>
+            "the policy is changed, but devices may still reach what was unmapped before: the IOMMU reported an error for an \
+             invalidation (code 0x7d)";
     }
 }
 
