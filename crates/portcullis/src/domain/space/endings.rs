@@ -92,7 +92,7 @@ impl<M: Mapper, P: Platform> Domain<M, P> {
         // The callees guard the addresses themselves.
         changing.done();
         if is_cleared {
-            self.end_cleared(range, neighbours, counted)
+            self.end_cleared(range, neighbours, || self.mapper.sync_range(range), counted)
         } else {
             self.end_slowly(range, neighbours, || None, counted)
         }
@@ -148,7 +148,7 @@ impl<M: Mapper, P: Platform> Domain<M, P> {
         if self.wait_queued(range, neighbours, None, window) {
             return Ok(());
         }
-        self.end_refused(range, neighbours)
+        self.end_cleared(range, neighbours, || self.mapper.sync(Gather::EVERYTHING), counted)
     }
 
     #[inline(always)]
@@ -190,20 +190,6 @@ impl<M: Mapper, P: Platform> Domain<M, P> {
         (unmapped, if is_whole { Ok(()) } else { self.mapper.sync(&gather) })
     }
 
-    /// Strictly ends a cleared range that may no longer be deferred. Its gather is gone, so this invalidates the whole domain.
-    #[cold]
-    #[inline(never)]
-    fn end_refused(&self, range: IovaRange, neighbours: u64) -> Result<(), UnmapError> {
-        let changing = self.changing(range);
-        let confirmed = self.mapper.sync(Gather::EVERYTHING);
-        changing.done();
-        match confirmed {
-            Ok(()) => self.ended_slowly(range, neighbours),
-            Err(error) => return self.end_unconfirmed(range, neighbours, error),
-        }
-        Ok(())
-    }
-
     /// Ends a cleared range. `pushed` is the result of queueing it, or `None` if the CPU had no queue.
     #[cold]
     #[inline(never)]
@@ -215,11 +201,14 @@ impl<M: Mapper, P: Platform> Domain<M, P> {
         window: impl Fn() -> Option<u64>,
         counted: impl Fn(&LocalCpu<'_>),
     ) -> Result<(), UnmapError> {
-        match self.wait_queued(range, neighbours, pushed, window) {
-            true => Ok(()),
-            false if M::IS_QUICK => self.end_cleared(range, neighbours, counted),
-            false => self.end_refused(range, neighbours),
+        if self.wait_queued(range, neighbours, pushed, window) {
+            return Ok(());
         }
+        let sync = || match M::IS_QUICK {
+            true => self.mapper.sync_range(range),
+            false => self.mapper.sync(Gather::EVERYTHING),
+        };
+        self.end_cleared(range, neighbours, sync, counted)
     }
 
     /// Queues a cleared range, unless `pushed` says that it was. Returns whether it is deferred.
@@ -239,36 +228,24 @@ impl<M: Mapper, P: Platform> Domain<M, P> {
         is_queued
     }
 
-    /// Ends a cleared range that must not be deferred.
+    /// Ends a cleared range that must not be deferred. `sync` invalidates it, or the whole domain if its gather is gone.
     // Inlined: a strict unmap ends here, and took 5 % longer out of line.
     #[inline(always)]
     fn end_cleared(
         &self,
         range: IovaRange,
         neighbours: u64,
+        sync: impl FnOnce() -> Result<(), InvalidationError>,
         counted: impl Fn(&LocalCpu<'_>),
     ) -> Result<(), UnmapError> {
         let changing = self.changing(range);
-        let confirmed = self.mapper.sync_range(range);
-        changing.done();
-        match confirmed {
-            Ok(()) => self.ended(range, neighbours, counted),
-            Err(error) => return self.end_unconfirmed(range, neighbours, error),
+        let confirmed = sync();
+        if confirmed.is_err() {
+            let all = Unmapped::of(range, range.len());
+            return Err(self.end_badly(changing, all, neighbours, confirmed));
         }
+        self.ended(changing.done(), neighbours, counted);
         Ok(())
-    }
-
-    #[cold]
-    #[inline(never)]
-    fn end_unconfirmed(
-        &self,
-        range: IovaRange,
-        neighbours: u64,
-        error: InvalidationError,
-    ) -> Result<(), UnmapError> {
-        self.quarantine(self.changing(range));
-        self.platform.with_cpu(|cpu| self.uncount_neighbours(cpu, neighbours));
-        Err(UnmapError::Unconfirmed { range, error })
     }
 
     #[inline(always)]
