@@ -21,7 +21,7 @@ use portcullis::invalidation::{Gather, InvalidationError, InvalidationQueue};
 use portcullis::mapper::{Mapper, TableMapper};
 use portcullis::percpu::{Marks, Turn};
 use portcullis::pgtable::{Attributes, Format, MapError, PageTable, Unmapped};
-use portcullis::platform::{CopyMemory, Frames, LocalCpu, Platform};
+use portcullis::platform::{CopyMemory, Frames, Platform};
 
 use crate::memory::Memory;
 
@@ -68,7 +68,7 @@ pub trait OpenTable {
         attributes: impl Into<Attributes>,
     ) -> Result<(), (MapError, Option<IovaRange>)>;
 
-    /// [`PageTable::map_fast`], on the caller's CPU; `false` without one.
+    /// [`PageTable::map_in`], on the caller's CPU; `false` without one.
     fn open_fast<P: Platform>(
         &self,
         platform: &P,
@@ -94,7 +94,7 @@ pub trait OpenTable {
         invalidate: &mut dyn FnMut(IovaRange) -> bool,
     ) -> Unmapped;
 
-    /// [`PageTable::unmap_fast`], on the caller's CPU; `false` without one.
+    /// [`PageTable::unmap_in`], on the caller's CPU; `false` without one.
     fn close_fast<P: Platform>(&self, platform: &P, range: IovaRange) -> bool;
 
     /// [`PageTable::reclaim`].
@@ -142,9 +142,10 @@ impl<F: Frames + Simulated, X: Format> OpenTable for PageTable<F, X> {
         attributes: impl Into<Attributes>,
     ) -> bool {
         let attributes = attributes.into();
-        // SAFETY: 1: as for `open`. 2: the platform has just lent the CPU.
-        let map = |cpu: &LocalCpu<'_>| unsafe { self.map_fast(platform, cpu, range, phys, attributes) };
-        platform.with_cpu(|cpu| cpu.is_some_and(map))
+        in_turn(platform, self.marks_for(platform), |turn| {
+            // SAFETY: as for `open`.
+            unsafe { self.map_in(turn, range, phys, attributes) }
+        })
     }
 
     #[inline]
@@ -175,9 +176,7 @@ impl<F: Frames + Simulated, X: Format> OpenTable for PageTable<F, X> {
 
     #[inline]
     fn close_fast<P: Platform>(&self, platform: &P, range: IovaRange) -> bool {
-        // SAFETY: the platform has just lent the CPU.
-        let unmap = |cpu: &LocalCpu<'_>| unsafe { self.unmap_fast(platform, cpu, range) };
-        platform.with_cpu(|cpu| cpu.is_some_and(unmap))
+        in_turn(platform, self.marks_for(platform), |turn| self.unmap_in(turn, range))
     }
 
     #[inline]

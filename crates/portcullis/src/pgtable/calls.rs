@@ -84,11 +84,8 @@ impl<F: Frames, X: Format> PageTable<F, X> {
         attributes: impl Into<Attributes>,
     ) -> Result<(), (MapError, Option<IovaRange>)> {
         let attributes = attributes.into();
-        let fast = |cpu: &LocalCpu<'_>| {
-            // SAFETY: `map_fast`, 1: the caller's (`map`, 1 to 4). 2: the platform has just lent the CPU.
-            unsafe { self.map_fast(platform, cpu, range, phys, attributes) }
-        };
-        if platform.with_cpu_fast(fast) == Some(true) {
+        // SAFETY: clauses 1 to 4 are the caller's.
+        if self.in_turn(platform, |turn| unsafe { self.map_in(turn, range, phys, attributes) }) {
             return Ok(());
         }
         self.check(range).map_err(|error| (error, None))?;
@@ -246,9 +243,7 @@ impl<F: Frames, X: Format> PageTable<F, X> {
         range: IovaRange,
         invalidate: &mut dyn FnMut(IovaRange) -> bool,
     ) -> Unmapped {
-        // SAFETY: `unmap_fast`, 1: the platform has just lent the CPU.
-        let fast = |cpu: &LocalCpu<'_>| unsafe { self.unmap_fast(platform, cpu, range) };
-        if platform.with_cpu_fast(fast) == Some(true) {
+        if self.in_turn(platform, |turn| self.unmap_in(turn, range)) {
             return Unmapped::of(range, range.len());
         }
         self.unmap_all(platform, range, invalidate)

@@ -10,36 +10,16 @@ use super::unmap::{HALF, differ, zero};
 use crate::addr::{IovaRange, PhysAddr};
 use crate::broken::broken;
 use crate::percpu::Turn;
-use crate::platform::{Frames, LocalCpu, Platform, TABLE_ENTRIES};
+use crate::platform::{Frames, TABLE_ENTRIES};
 use crate::sync::{AtomicU64, Ordering};
 
 impl<F: Frames, X: Format> PageTable<F, X> {
     /// Maps `range` to the memory at `phys`, if that takes only a walk and some stores: one page, or granules in one
-    /// frame of a lowest table, whose tables exist and whose entries are free. Returns whether it did. If not, nothing
-    /// is changed, and [`map`](Self::map) does the work or returns the error.
+    /// frame of a lowest table, whose tables exist and whose entries are free. Returns whether it did. If not, or if
+    /// the section is not of [this table's flags](Self::marks_for), nothing is changed, and [`map`](Self::map) does the
+    /// work or returns the error.
     ///
-    /// Costs one walk, two stores for the section, a load and a store for each entry. Context: any that holds a CPU;
-    /// never allocates or waits.
-    ///
-    /// # Safety
-    /// 1. As for [`map`](Self::map), 1 to 4.
-    /// 2. `cpu` is one that `platform` has lent.
-    #[inline]
-    pub unsafe fn map_fast<P: Platform>(
-        &self,
-        platform: &P,
-        cpu: &LocalCpu<'_>,
-        range: IovaRange,
-        phys: PhysAddr,
-        attributes: Attributes,
-    ) -> bool {
-        let turn = if self.platform.is(platform) { self.turn(cpu) } else { None };
-        // SAFETY: the caller's (1).
-        turn.is_some_and(|turn| unsafe { self.map_in(&turn, range, phys, attributes) })
-    }
-
-    /// As [`map_fast`](Self::map_fast), in an exclusive section of the caller's. Returns `false` if that is not of
-    /// [this table's section flags](Self::marks_for).
+    /// Costs one walk, a load and a store for each entry. Never allocates or waits.
     ///
     /// # Safety
     /// As for [`map`](Self::map).
@@ -110,21 +90,11 @@ impl<F: Frames, X: Format> PageTable<F, X> {
 
     /// Clears every entry of `range`, if that takes only a walk and some stores: one page that was mapped as such, or
     /// granules in one frame of a lowest table, all of them mapped; no part of a page that was split. Returns whether
-    /// it did. If not, nothing is changed, and [`unmap`](Self::unmap) does the work.
+    /// it did. If not, or if the section is not of [this table's flags](Self::marks_for), nothing is changed, and
+    /// [`unmap`](Self::unmap) does the work.
     ///
-    /// Hardware may then still hold leaves of `range`, and nothing else of it. Cost and context: as
-    /// [`map_fast`](Self::map_fast).
-    ///
-    /// # Safety
-    /// 1. `cpu` is one that `platform` has lent.
-    #[inline]
-    pub unsafe fn unmap_fast<P: Platform>(&self, platform: &P, cpu: &LocalCpu<'_>, range: IovaRange) -> bool {
-        let turn = if self.platform.is(platform) { self.turn(cpu) } else { None };
-        turn.is_some_and(|turn| self.unmap_in(&turn, range))
-    }
-
-    /// As [`unmap_fast`](Self::unmap_fast), in an exclusive section of the caller's. Returns `false` if that is not of
-    /// [this table's section flags](Self::marks_for).
+    /// Hardware may then still hold leaves of `range`, and nothing else of it. Costs one walk, a load and a store for
+    /// each entry. Never allocates or waits.
     #[inline]
     pub fn unmap_in(&self, turn: &Turn<'_>, range: IovaRange) -> bool {
         let (iova, len) = (range.start().get(), range.len());

@@ -231,6 +231,13 @@ impl<F: Frames, X: Format> PageTable<F, X> {
         self.near.turn(cpu)
     }
 
+    /// Calls `f` in an exclusive section of the caller's CPU; returns `false` without one.
+    #[inline]
+    pub(super) fn in_turn<P: Platform>(&self, platform: &P, f: impl FnOnce(&Turn<'_>) -> bool) -> bool {
+        let fast = |cpu: &LocalCpu<'_>| self.turn(cpu).is_some_and(|turn| f(&turn));
+        self.platform.is(platform) && platform.with_cpu_fast(fast) == Some(true)
+    }
+
     /// Begins a section, with a CPU of [`OnePlatform::with_cpu`] or [`OnePlatform::with_cpu_fast`], or none.
     #[inline]
     pub(super) fn section<'a>(&'a self, cpu: Option<&'a LocalCpu<'_>>) -> Section<'a> {

@@ -5,8 +5,9 @@ use std::sync::Mutex;
 use ::loom::sync::Arc;
 use ::loom::thread;
 use portcullis::addr::{Iova, IovaRange, Permissions, PhysAddr};
+use portcullis::percpu::Turn;
 use portcullis::pgtable::{Entry, Format, PageTable};
-use portcullis::platform::{Frames, LocalCpu, Platform};
+use portcullis::platform::{Frames, Platform};
 use portcullis::sync::Ordering;
 
 use super::frames::{Cpu, LoomFrames, Tiny};
@@ -25,13 +26,20 @@ fn memory(number: u64) -> PhysAddr {
     PhysAddr::new(0x100 + number * PAGE)
 }
 
+/// Runs `f` in an exclusive section of the CPU; `false` without one.
+fn in_turn(table: &PageTable<LoomFrames, Tiny>, cpu: &Cpu, f: impl FnOnce(&Turn<'_>) -> bool) -> bool {
+    cpu.with_cpu(|lent| {
+        // SAFETY: the CPU was just lent, and the section flags are for its platform.
+        let turn = lent.zip(table.marks_for(cpu)).and_then(|(lent, marks)| unsafe { marks.turn(lent) });
+        turn.is_some_and(|turn| f(&turn))
+    })
+}
+
 /// Maps a page by the short way; `false` where that is not done.
 fn map_fast(table: &PageTable<LoomFrames, Tiny>, cpu: &Cpu, number: u64) -> bool {
     let rights = Permissions::READ_WRITE.into();
-    // SAFETY: what plays the hardware reads the table, and no memory; the CPU is the one that was lent.
-    let map =
-        |lent: &LocalCpu<'_>| unsafe { table.map_fast(cpu, lent, page(number), memory(number), rights) };
-    cpu.with_cpu_fast(map) == Some(true)
+    // SAFETY: what plays the hardware reads the table, and no memory.
+    in_turn(table, cpu, |turn| unsafe { table.map_in(turn, page(number), memory(number), rights) })
 }
 
 /// A table, and the hardware that has cached where the table of the lower half is.
@@ -74,9 +82,8 @@ impl Machine {
 
     /// Unmaps a page that is mapped, by the short way where that does it.
     fn unmap_near(&self, cpu: &Cpu, number: u64) {
-        // SAFETY: the CPU is the one that was lent.
-        let unmap = |lent: &LocalCpu<'_>| unsafe { self.table.unmap_fast(cpu, lent, page(number)) };
-        assert!(cpu.with_cpu_fast(unmap) == Some(true) || self.unmap(cpu, number));
+        let is_unmapped = in_turn(&self.table, cpu, |turn| self.table.unmap_in(turn, page(number)));
+        assert!(is_unmapped || self.unmap(cpu, number));
     }
 
     /// Has the other CPU remember the table of the lower half, in which nothing is mapped.
