@@ -51,55 +51,53 @@ impl OpsConfig {
     }
 }
 
-/// A configuration that every map reads and that changes rarely.
+/// A configuration that every map reads and that changes rarely, in one word: twice the threshold plus 1 (0 if nothing is copied), and the
+/// bit [`AUTO`]. Its [policy](OpsConfig::policy) is beside it, in the handle.
 #[derive(Debug)]
-pub(super) struct AtomicConfig {
-    /// The threshold plus 1; 0 if nothing is copied.
-    copied: AtomicU64,
-    window_ns: AtomicU64,
-}
+pub(super) struct AtomicConfig(AtomicU64);
 
-/// In place of the window of a handle that is not lazy.
-const NO_WINDOW: u64 = u64::MAX;
-const AUTO: u64 = u64::MAX - 1;
+/// Set for a handle that measures.
+const AUTO: u64 = 1;
 
 impl AtomicConfig {
     pub(super) fn new(config: OpsConfig) -> Self {
-        let new = Self { copied: AtomicU64::new(0), window_ns: AtomicU64::new(NO_WINDOW) };
-        new.set(config);
-        new
+        Self(AtomicU64::new(encode(config)))
     }
 
     /// Relaxed: each mapping ends by its own kind, and one made during a change is of one kind or the other.
     pub(super) fn set(&self, config: OpsConfig) {
-        let window_ns = match config {
-            OpsConfig::Lazy { window_ns } => window_ns.min(AUTO - 1),
-            OpsConfig::Auto { .. } => AUTO,
-            OpsConfig::Strict | OpsConfig::Bounce { .. } => NO_WINDOW,
-        };
-        self.window_ns.store(window_ns, Ordering::Relaxed);
-        let copied = config.threshold().map_or(0, |threshold| threshold.saturating_add(1));
-        self.copied.store(copied, Ordering::Relaxed);
+        self.0.store(encode(config), Ordering::Relaxed);
     }
 
-    pub(super) fn get(&self) -> OpsConfig {
-        match (self.threshold(), self.window_ns.load(Ordering::Relaxed)) {
-            (Some(threshold), AUTO) => OpsConfig::Auto { threshold },
+    /// The configuration whose ends have `policy`.
+    pub(super) fn get(&self, policy: Option<Policy>) -> OpsConfig {
+        match (self.threshold(), policy) {
+            (Some(threshold), _) if self.is_auto() => OpsConfig::Auto { threshold },
             (Some(threshold), _) => OpsConfig::Bounce { threshold },
-            (None, NO_WINDOW | AUTO) => OpsConfig::Strict,
-            (None, window_ns) => OpsConfig::Lazy { window_ns },
+            (None, Some(Policy::Lazy { window_ns })) => OpsConfig::Lazy { window_ns },
+            (None, _) => OpsConfig::Strict,
         }
     }
 
     #[inline]
     pub(super) fn is_auto(&self) -> bool {
-        self.window_ns.load(Ordering::Relaxed) == AUTO
+        self.0.load(Ordering::Relaxed) & AUTO != 0
     }
 
     #[inline]
     pub(super) fn threshold(&self) -> Option<u64> {
-        self.copied.load(Ordering::Relaxed).checked_sub(1)
+        (self.0.load(Ordering::Relaxed) >> 1).checked_sub(1)
     }
+}
+
+fn encode(config: OpsConfig) -> u64 {
+    let copied = match config.threshold() {
+        None => 0,
+        // The library has no buffer so large.
+        Some(threshold) if threshold >= u64::MAX >> 1 => u64::MAX >> 1,
+        Some(threshold) => threshold + 1,
+    };
+    copied << 1 | if matches!(config, OpsConfig::Auto { .. }) { AUTO } else { 0 }
 }
 
 /// Attributes of a mapping. [`default`](Self::default) is for a buffer in memory.

@@ -187,7 +187,7 @@ impl<X: Machine> DmaOps<X> {
 
     /// The configuration.
     pub fn config(&self) -> OpsConfig {
-        self.config.get()
+        self.config.get(self.policy.get())
     }
 
     /// Changes how mappings are made and end, while drivers map. When the call returns, the stricter of the two promises holds for every mapping that
