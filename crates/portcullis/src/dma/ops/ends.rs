@@ -53,10 +53,7 @@ impl<X: Machine> DmaOps<X> {
             // SAFETY: clauses 1 and 2 are the caller's.
             false => unsafe { self.end(iova, len, !attributes.skip_copy) },
         };
-        if ended.is_err() {
-            self.count_error();
-        }
-        ended
+        ended.inspect_err(|_| self.count_error())
     }
 
     /// As [`end`](Self::end), for a handle that measures. Out of line, so that all of `end` is inlined.
@@ -219,10 +216,8 @@ impl<X: Machine> DmaOps<X> {
             let entry = self.book.find(at).ok_or(DmaUnmapError::NotMapped { iova: at })?;
             inside(entry.iova, entry.len, (at.get().wrapping_sub(entry.iova.get()), len))
         });
-        match &synced {
-            Ok(()) => self.count(|counts, alone| counts.syncs.add(alone, 1)),
-            Err(_) => self.count_error(),
-        }
-        synced
+        synced.inspect_err(|_| self.count_error())?;
+        self.count(|counts, alone| counts.syncs.add(alone, 1));
+        Ok(())
     }
 }

@@ -54,7 +54,8 @@ impl<X: Machine> DmaOps<X> {
     ) -> Result<Iova, DmaMapError> {
         let list = [PhysSegment { phys, len }];
         // SAFETY: clauses 1 to 3 are the caller's.
-        match unsafe { self.enter::<true>(&list, len, direction, attributes) }? {
+        let made = unsafe { self.enter::<true>(&list, len, direction, attributes) };
+        match made.inspect_err(|_| self.count_error())? {
             Made::Copied { iova, .. } | Made::Opened { iova, .. } => Ok(iova),
         }
     }
@@ -74,13 +75,13 @@ impl<X: Machine> DmaOps<X> {
     ) -> Result<usize, DmaMapError> {
         let (needed, room) = (list.len(), out.len());
         let no_room = DmaMapError::List(MapListError::NoRoom { needed, room });
-        if room < needed {
-            self.count_error();
-            return Err(no_room);
-        }
         let len = bytes_of(list.iter().map(|piece| piece.len));
-        // SAFETY: clauses 1 to 3 are the caller's.
-        match unsafe { self.enter::<false>(list, len, direction, attributes) }? {
+        let made = match room < needed {
+            true => Err(no_room),
+            // SAFETY: clauses 1 to 3 are the caller's.
+            false => unsafe { self.enter::<false>(list, len, direction, attributes) },
+        };
+        match made.inspect_err(|_| self.count_error())? {
             Made::Copied { iova, len } => {
                 let segment = out.first_mut().ok_or(no_room)?;
                 *segment = DmaSegment { iova, len };
@@ -138,11 +139,7 @@ impl<X: Machine> DmaOps<X> {
             return unsafe { self.enter_measured(pool, (list, len), direction, attributes) };
         }
         // SAFETY: clauses 1 to 3 are the caller's.
-        match unsafe { self.copy(pool, (list, len), direction, attributes, Choice::Copy) } {
-            Some(mapped) => mapped,
-            // SAFETY: clauses 1 to 3 are the caller's.
-            None => unsafe { self.open_list((list, len), direction, attributes) },
-        }
+        unsafe { self.enter_by(Choice::Copy, pool, (list, len), direction, attributes) }
     }
 
     /// As [`enter_copied`](Self::enter_copied), for a handle that measures.
@@ -168,16 +165,12 @@ impl<X: Machine> DmaOps<X> {
         });
         let Some((chooser, clock, size, timed)) = measured else {
             // SAFETY: clauses 1 to 3 are the caller's.
-            let copied = unsafe { self.copy(pool, (list, len), direction, attributes, Choice::Copy) };
-            // SAFETY: clauses 1 to 3 are the caller's.
-            return copied.unwrap_or_else(|| unsafe { self.open_list((list, len), direction, attributes) });
+            return unsafe { self.enter_by(Choice::Copy, pool, (list, len), direction, attributes) };
         };
         let start = timed.map(|_| clock());
         let choice = timed.unwrap_or(chooser.choice(size));
         // SAFETY: clauses 1 to 3 are the caller's.
-        let copied = unsafe { self.copy(pool, (list, len), direction, attributes, choice) };
-        // SAFETY: clauses 1 to 3 are the caller's.
-        let made = copied.unwrap_or_else(|| unsafe { self.open_list((list, len), direction, attributes) })?;
+        let made = unsafe { self.enter_by(choice, pool, (list, len), direction, attributes) }?;
         if let Some(start) = start {
             let took = clock().saturating_sub(start);
             let way = if matches!(made, Made::Copied { .. }) { Choice::Copy } else { Choice::Map };
@@ -195,27 +188,28 @@ impl<X: Machine> DmaOps<X> {
         (maybe && !attributes.is_never_copied()).then_some(pool)
     }
 
-    /// Maps a list of `len` bytes through buffers, or with copies of its ends. `None` if the device gets the memory itself: a list above the
-    /// threshold, or one that `choice` maps, if the device may have all of its granules.
+    /// Maps a list of `len` bytes through buffers, or with copies of its ends. The device gets the memory itself for a list above the
+    /// threshold, or one that `choice` maps, if it may have all of its granules.
     ///
     /// # Safety
     /// As [`map`](Self::map).
     #[inline]
-    unsafe fn copy(
+    unsafe fn enter_by(
         &self,
+        choice: Choice,
         pool: &PoolOf<X>,
         (list, len): (&[PhysSegment], u64),
         direction: Direction,
         attributes: MapAttributes,
-        choice: Choice,
-    ) -> Option<Result<Made, DmaMapError>> {
-        // If the limits change at the same time, this may see a pair of old and new ones.
-        let client = self.client(pool)?;
+    ) -> Result<Made, DmaMapError> {
         let is_mapped =
             choice == Choice::Map || self.config.threshold().is_none_or(|threshold| len > threshold);
-        if is_mapped && client.look_at(list).1 {
-            return None;
-        }
+        // If the limits change at the same time, this may see a pair of old and new ones.
+        let client = self.client(pool).filter(|client| !(is_mapped && client.look_at(list).1));
+        let Some(client) = client else {
+            // SAFETY: clauses 1 to 3 are the caller's.
+            return unsafe { self.open_list((list, len), direction, attributes) };
+        };
         // A device may write only a part, and a driver relies on the rest (as on Linux: CVE-2022-0854).
         let how = PoolAttributes { copy_in: true };
         let mut is_counted = false;
@@ -236,13 +230,11 @@ impl<X: Machine> DmaOps<X> {
                 pool.map::<true>(&client, list, direction, how, counted)
             }
         };
-        let mapped = mapped.map(|mapping| Made::Copied { iova: mapping.iova(), len: mapping.len() });
-        match &mapped {
-            Ok(_) if is_counted => {}
-            Ok(_) => self.count(|counts, alone| add((counts, alone))),
-            Err(_) => self.count_error(),
+        let mapping = mapped?;
+        if !is_counted {
+            self.count(|counts, alone| add((counts, alone)));
         }
-        Some(mapped)
+        Ok(Made::Copied { iova: mapping.iova(), len: mapping.len() })
     }
 
     /// Maps one piece, not copied. Out of line, as copies take most of the stack.
@@ -281,23 +273,6 @@ impl<X: Machine> DmaOps<X> {
     /// As [`map`](Self::map).
     #[inline(always)]
     unsafe fn open<const ONE: bool>(
-        &self,
-        list: (&[PhysSegment], u64),
-        direction: Direction,
-        attributes: MapAttributes,
-    ) -> Result<Made, DmaMapError> {
-        // SAFETY: clauses 1 to 3 are the caller's.
-        let opened = unsafe { self.open_noted::<ONE>(list, direction, attributes) };
-        if opened.is_err() {
-            self.count_error();
-        }
-        opened
-    }
-
-    /// # Safety
-    /// As [`map`](Self::map).
-    #[inline(always)]
-    unsafe fn open_noted<const ONE: bool>(
         &self,
         (list, used): (&[PhysSegment], u64),
         direction: Direction,
