@@ -4,11 +4,11 @@ use std::sync::Mutex;
 
 use ::loom::sync::Arc;
 use ::loom::thread;
-use portcullis::addr::{Direction, DomainId, Iova, IovaRange, PageSize, PageSizes, PhysAddr, PhysSegment};
+use portcullis::addr::{Direction, Iova, IovaRange, PageSize, PageSizes, PhysAddr, PhysSegment};
 use portcullis::dma::DmaDevice;
 use portcullis::domain::{Domain, Policy};
 use portcullis::heap::{OutOfMemory, Weak};
-use portcullis::invalidation::{Costs, Gather, Invalidation, InvalidationError};
+use portcullis::invalidation::{Costs, Gather, InvalidationError};
 use portcullis::mapper::{Geometry, Mapper};
 use portcullis::pgtable::{Attributes, MapError, Unmapped};
 use portcullis::platform::{LocalCpu, Platform, PlatformEvents, PlatformNumber};
@@ -134,12 +134,12 @@ unsafe impl Mapper for Hardware {
             return Err(TIMED_OUT);
         }
         drop(fails);
-        for request in gather.requests(DomainId(0), &Costs::BARE_METAL) {
-            let Invalidation::Range { range, .. } = request.invalidation else { unreachable!("few ranges") };
+        let by_range = gather.each_range(&Costs::BARE_METAL, |range| {
             // The device may refetch an invalidated entry at once.
             let pages = (range.start().get()..=range.last().get()).step_by(PAGE as usize);
             pages.for_each(|page| self.with(Iova::new(page), |entry, cached| *cached = *entry));
-        }
+        });
+        assert!(by_range, "few ranges");
         Ok(())
     }
 }

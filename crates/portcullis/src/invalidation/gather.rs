@@ -89,7 +89,7 @@ impl Gather {
         self.hints
     }
 
-    /// The only range, if there is exactly one: for a [`Mapper`](crate::mapper::Mapper) that needs no list of [requests](Self::requests).
+    /// The only range, if there is exactly one.
     #[inline]
     pub fn only(&self) -> Option<IovaRange> {
         match *self.ranges.as_slice() {
@@ -103,15 +103,8 @@ impl Gather {
         self.ranges.is_empty() && !self.everything
     }
 
-    /// The requests that cover all that was added, for one submission: one for each range, or one for the whole domain where `costs` make
-    /// that cheaper. Empty if nothing was added.
-    pub fn requests(&self, domain: DomainId, costs: &Costs) -> ArrayVec<Request, GATHER_RANGES> {
-        let mut requests = ArrayVec::new();
-        self.write_requests(domain, costs, &mut requests);
-        requests
-    }
-
-    /// As [`requests`](Self::requests), into the caller's empty list: a kernel's stack has no room for a second one.
+    /// Writes the requests that cover all that was added, for one submission, to the caller's empty list: one for each range, or one for the
+    /// whole domain where `costs` make that cheaper. None if nothing was added.
     #[inline(never)]
     pub(crate) fn write_requests(
         &self,
@@ -130,8 +123,7 @@ impl Gather {
 
     /// Calls `f` with at most 32 ranges that cover all that was added. Up to four are passed as they are; more are sorted, O(n^2), and
     /// close ones merged. Returns `false` without a call if everything was added, or if there are more than four and `costs` make the whole
-    /// domain cheaper. For a [`Mapper`](crate::mapper::Mapper) that needs no list of [requests](Self::requests), which takes 1.3 KiB of the
-    /// stack; this takes half of that.
+    /// domain cheaper. Takes half as much of the stack as a list of requests, which has 1.3 KiB.
     #[inline]
     pub fn each_range(&self, costs: &Costs, f: impl FnMut(IovaRange)) -> bool {
         match self.everything {

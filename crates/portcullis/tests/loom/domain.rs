@@ -1,13 +1,15 @@
 //! A domain whose CPUs unmap lazily, flush, change the policy and use addresses again: what is used again is forgotten before,
 //! and what a change promises holds when it has returned.
 
+use core::ops::Range;
+
 use ::loom::sync::{Arc, Mutex};
 use ::loom::thread;
-use portcullis::addr::{DomainId, Iova, IovaRange, PageSize, PageSizes, Permissions, PhysAddr, PhysSegment};
+use portcullis::addr::{Iova, IovaRange, PageSize, PageSizes, Permissions, PhysAddr, PhysSegment};
 use portcullis::domain::{Domain, Policy};
 use portcullis::heap::Shared;
 use portcullis::heap::{OutOfMemory, Weak};
-use portcullis::invalidation::{Costs, Gather, Invalidation, InvalidationError};
+use portcullis::invalidation::{Costs, Gather, InvalidationError};
 use portcullis::mapper::{Geometry, Mapper};
 use portcullis::pgtable::{Attributes, MapError, Unmapped};
 use portcullis::platform::{LocalCpu, Platform, PlatformEvents, PlatformNumber};
@@ -116,17 +118,16 @@ unsafe impl Mapper for Hardware {
     }
 
     fn sync(&self, gather: &Gather) -> Result<(), InvalidationError> {
-        for request in gather.requests(DomainId(0), &Costs::BARE_METAL) {
-            let pages = match request.invalidation {
-                Invalidation::Range { range, .. } => index(range)..index(range) + 1,
-                _ => 0..PAGES,
-            };
+        let forget = |pages: Range<usize>| {
             let _order = self.order.lock().unwrap();
             for page in pages {
                 // What it forgets it may fetch again at once.
                 let entry = self.entries[page].load(Ordering::Relaxed);
                 self.cached[page].store(entry, Ordering::Relaxed);
             }
+        };
+        if !gather.each_range(&Costs::BARE_METAL, |range| forget(index(range)..index(range) + 1)) {
+            forget(0..PAGES);
         }
         Ok(())
     }

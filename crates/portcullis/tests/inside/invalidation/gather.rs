@@ -9,12 +9,18 @@ fn page(index: u64) -> IovaRange {
     IovaRange::new(Iova::new(index * PAGE), PAGE).unwrap()
 }
 
+fn requests(gather: &Gather, costs: &Costs) -> ArrayVec<Request, GATHER_RANGES> {
+    let mut requests = ArrayVec::new();
+    gather.write_requests(DOMAIN, costs, &mut requests);
+    requests
+}
+
 fn ranges(gather: &Gather, costs: &Costs) -> Option<alloc::vec::Vec<IovaRange>> {
     let one = |request: &Request| match request.invalidation {
         Invalidation::Range { range, leaf_only: true } => Some(range),
         _ => None,
     };
-    let asked: Option<alloc::vec::Vec<IovaRange>> = gather.requests(DOMAIN, costs).iter().map(one).collect();
+    let asked: Option<alloc::vec::Vec<IovaRange>> = requests(gather, costs).iter().map(one).collect();
     let mut told = alloc::vec::Vec::new();
     let by_range = gather.each_range(costs, |range| told.push(range));
     assert_eq!(by_range.then_some(told), asked, "the ranges are those of the requests");
@@ -52,7 +58,7 @@ fn the_stated_costs_choose_between_ranges_and_the_domain() {
         (gather.ranges.len(), ranges(&gather, &costs(1000)).map(|ranges| ranges.len())),
         (16, Some(10))
     );
-    let requests = gather.requests(DOMAIN, &costs(899));
+    let requests = requests(&gather, &costs(899));
     assert_eq!(requests.as_slice(), [Request { domain: DOMAIN, invalidation: Invalidation::Domain }]);
 }
 
@@ -121,7 +127,7 @@ fn requests_cover_all_that_was_added() {
         }
         for (gather, added) in &both {
             let whole = Request { domain: DOMAIN, invalidation: Invalidation::Domain };
-            let requests = gather.requests(DOMAIN, &dear);
+            let requests = requests(gather, &dear);
             assert_eq!(gather.is_empty(), requests.is_empty());
             let Some(added) = added else {
                 assert_eq!(requests[..], [whole]);
