@@ -233,3 +233,20 @@ pub trait Layout: Format {
 }
 
 impl<T: Format> Layout for T {}
+
+/// Returns whether `entry` is a [break-before-make](super::split) placeholder, which the [busy bit](Format::MARK)
+/// reserves.
+#[inline]
+pub(super) const fn is_broken<X: Format>(entry: u64) -> bool {
+    X::BREAK_BEFORE_MAKE && entry == X::MARK
+}
+
+/// Returns the entry of a table as it is stored, non-present, while the table is [set aside](super::reclaim).
+pub(super) fn aside<X: Format>(entry: u64) -> u64 {
+    entry & !X::PRESENT | X::MARK
+}
+
+/// Returns the entry of the table whose entry was set aside as `aside`.
+pub(super) fn put_back<X: Format>(aside: u64) -> u64 {
+    aside & !X::MARK | X::PRESENT
+}

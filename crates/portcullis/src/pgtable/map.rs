@@ -1,7 +1,6 @@
 //! Enters translations: walks down, and writes runs of leaves. A leaf is written only to free entries.
 
-use super::format::{Attributes, Entry, Format, Layout, LeafSize};
-use super::marked::is_broken;
+use super::format::{Attributes, Entry, Format, Layout, LeafSize, is_broken};
 use super::place::{Last, Position};
 use super::table::{Conflict, PageTable};
 use crate::addr::PhysAddr;

@@ -17,7 +17,6 @@ mod error;
 mod fast;
 mod format;
 mod map;
-mod marked;
 mod near;
 mod place;
 mod read;

@@ -18,8 +18,7 @@
 
 use alloc::vec::Vec;
 
-use super::format::{Entry, Format};
-use super::marked::aside;
+use super::format::{Entry, Format, aside};
 use super::place::Position;
 use super::table::PageTable;
 use crate::addr::PhysAddr;

@@ -1,7 +1,6 @@
 //! Removes translations in runs. A call clears neither the entry of a table nor another CPU's busy bit.
 
-use super::format::{Attributes, Entry, Format, Layout, LeafSize};
-use super::marked::is_broken;
+use super::format::{Attributes, Entry, Format, Layout, LeafSize, is_broken};
 use super::place::Position;
 use super::table::PageTable;
 use crate::addr::PhysAddr;

@@ -11,8 +11,7 @@
 //! sections that might have found it. The tables that a CPU remembers of an earlier section become [stale](super::near)
 //! before that.
 
-use super::format::{Entry, Format, Layout};
-use super::marked::{is_broken, put_back};
+use super::format::{Entry, Format, Layout, is_broken, put_back};
 use super::place::Position;
 use super::table::{Conflict, NewTable, PageTable};
 use crate::addr::PhysAddr;
