@@ -359,7 +359,7 @@ fn amdvi_units() {
     use portcullis::pgtable::AmdV1;
     let start =
         |capability| move |board| amdvi::Unit::start(board, amdvi::Config { last_device: 0xff, capability });
-    let formats = [AmdV1::three_level(), AmdV1::five_level(), AmdV1::six_level()];
+    let formats = [3, 5, 6].map(|levels| AmdV1::new(levels, 3, 52).unwrap());
     plays::<AmdVi, _, _>("amdvi", start(None), amdvi::Unit::host, &formats);
 }
 
@@ -377,8 +377,8 @@ fn smmuv3_units() {
     fn of<const GRANULE: u32>(name: &str) {
         use portcullis::pgtable::Arm;
         let formats = [
-            Arm::<GRANULE>::stage_1_48_bits(),
-            Arm::stage_2_48_bits(),
+            Arm::<GRANULE>::stage_1(48, 48).unwrap(),
+            Arm::stage_2(48, 48).unwrap(),
             Arm::stage_1(39, 40).unwrap(),
             Arm::stage_2(40, 40).unwrap(),
         ];

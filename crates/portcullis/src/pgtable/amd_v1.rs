@@ -84,11 +84,6 @@ impl AmdV1 {
         }
     }
 
-    /// Three levels, for 39 bits, with every size of page that such tables have and 52 bits of physical addresses.
-    pub const fn three_level() -> Self {
-        Self::of(3)
-    }
-
     /// Four levels, for 48 bits, with pages of every power of two from 4 KiB to 256 GiB and 52 bits of physical
     /// addresses.
     pub const fn four_level() -> Self {
@@ -98,11 +93,6 @@ impl AmdV1 {
     /// Five levels, for 57 bits, with the pages of [`four_level`](Self::four_level).
     pub const fn five_level() -> Self {
         Self::of(5)
-    }
-
-    /// Six levels, for 63 bits, with the pages of [`four_level`](Self::four_level).
-    pub const fn six_level() -> Self {
-        Self::of(6)
     }
 
     const fn of(levels: u32) -> Self {

@@ -97,35 +97,6 @@ impl<const GRANULE: u32> Arm<GRANULE> {
         Self::new(Stage::One, input_bits, address_bits, address_bits)
     }
 
-    /// Stage-1 tables for 48 bits, and 48 bits of physical addresses: four levels with the 4 KiB and the 16 KiB
-    /// granule, three with the 64 KiB granule.
-    ///
-    /// ```
-    /// use portcullis::prelude::*;
-    /// assert_eq!(Ok(Arm::<12>::stage_1_48_bits()), Arm::stage_1(48, 48));
-    /// ```
-    pub const fn stage_1_48_bits() -> Self {
-        Self::of_48_bits(Stage::One)
-    }
-
-    /// As [`stage_1_48_bits`](Self::stage_1_48_bits), of stage 2. With the 16 KiB granule its root is two tables, which
-    /// saves a level.
-    ///
-    /// ```
-    /// use portcullis::prelude::*;
-    /// assert_eq!(Ok(Arm::<14>::stage_2_48_bits()), Arm::stage_2(48, 48));
-    /// ```
-    pub const fn stage_2_48_bits() -> Self {
-        Self::of_48_bits(Stage::Two)
-    }
-
-    const fn of_48_bits(stage: Stage) -> Self {
-        match Self::new(stage, 48, 48, 48) {
-            Ok(layout) => layout,
-            Err(_) => unreachable!(),
-        }
-    }
-
     /// As [`stage_1`](Self::stage_1), of stage 2, which translates no more bits than there are physical ones
     /// (exceptions: [`stage_2_with_ias`](Self::stage_2_with_ias)). The root may be up to 16 concatenated tables, where
     /// that saves a level.

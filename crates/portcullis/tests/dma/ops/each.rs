@@ -314,7 +314,7 @@ fn registers_and_shared_memory_are_never_copied() {
 fn attributes_reach_the_page_table() {
     let memory = Memory::new(16 << 20);
     let iommu = Iommu::new(IommuConfig::new(Arc::clone(&memory)));
-    let table = PageTable::new(Arc::clone(&memory), Arm::<12>::stage_1_48_bits()).unwrap();
+    let table = PageTable::new(Arc::clone(&memory), Arm::<12>::stage_1(48, 48).unwrap()).unwrap();
     let builder =
         Domain::builder(table, iommu.queue(), DomainId(1)).bounce(Arc::clone(&memory), PoolConfig::default());
     let domain = builder.build(Arc::new(StdPlatform::new())).unwrap();

@@ -171,18 +171,18 @@ fn of_intel_and_amd() {
     plays::<true, _>("vtd-5", VtdSecondStage::five_level());
     plays::<true, _>("x86-4", X86FirstStage::four_level());
     plays::<false, _>("x86-5", X86FirstStage::new(5, 2, 46).unwrap());
-    plays::<true, _>("amd-3", AmdV1::three_level());
-    plays::<false, _>("amd-6", AmdV1::six_level());
+    plays::<true, _>("amd-3", AmdV1::new(3, 3, 52).unwrap());
+    plays::<false, _>("amd-6", AmdV1::new(6, 3, 52).unwrap());
 }
 
 #[test]
 fn of_arm() {
-    plays::<true, _>("arm-4k-1", Arm::<12>::stage_1_48_bits());
+    plays::<true, _>("arm-4k-1", Arm::<12>::stage_1(48, 48).unwrap());
     plays::<false, _>("arm-4k-2", Arm::<12>::stage_2(40, 40).unwrap());
     plays::<false, _>("arm-16k-1", Arm::<14>::stage_1(47, 44).unwrap());
-    plays::<true, _>("arm-16k-2", Arm::<14>::stage_2_48_bits());
+    plays::<true, _>("arm-16k-2", Arm::<14>::stage_2(48, 48).unwrap());
     plays::<true, _>("arm-64k-1", Arm::<16>::stage_1(42, 48).unwrap());
-    plays::<false, _>("arm-64k-2", Arm::<16>::stage_2_48_bits());
+    plays::<false, _>("arm-64k-2", Arm::<16>::stage_2(48, 48).unwrap());
 }
 
 #[test]
