@@ -7,7 +7,7 @@ use clap::{CommandFactory, Parser};
 use portcullis::bounce::PoolConfig;
 use portcullis::dma::QueueConfig;
 use portcullis::domain::Policy;
-use portcullis::invalidation::{QUEUE_ENTRIES, SHARED_ENTRIES};
+use portcullis::invalidation::{GATHER_RANGES, QUEUE_ENTRIES, SHARED_ENTRIES};
 use portcullis_trace::replay::COMMIT_WITHIN_NS;
 
 use self::codes::documents;
@@ -86,6 +86,7 @@ fn the_texts_have_the_defaults() {
     let (window, within) = (window_ns / 1_000_000, COMMIT_WITHIN_NS / 1_000_000);
     let (args, library, replay) = ("crates/portcullis-cli/src/args.rs", "docs/library.md", "docs/replay.md");
     let policy = "crates/portcullis/src/domain/policy.rs";
+    let gather = "crates/portcullis/src/invalidation/gather.rs";
     let shared = crate::look::count(SHARED_ENTRIES as u64);
     let (linux, header) = ("docs/linux.md", "crates/portcullis-c/include/portcullis.h");
     let texts = [
@@ -114,6 +115,15 @@ fn the_texts_have_the_defaults() {
         ("docs/security.md", format!("which has {QUEUE_ENTRIES} entries")),
         ("crates/portcullis/src/invalidation/costs.rs", format!("a queue of {QUEUE_ENTRIES} for each CPU")),
         (policy, format!("/// {QUEUE_ENTRIES} unmaps waiting (or all CPUs together {shared},")),
+        (gather, format!("at most {GATHER_RANGES} ranges, each as by")),
+        (gather, format!("with at most {GATHER_RANGES} ranges that cover")),
+        (
+            "crates/portcullis/src/invalidation/shared.rs",
+            format!("have more than {GATHER_RANGES}, several ranges"),
+        ),
+        ("crates/portcullis/src/dma/raw_batch.rs", format!("at most {GATHER_RANGES} range invalidations")),
+        ("docs/design.md", format!("Up to {GATHER_RANGES} ranges are invalidated individually")),
+        ("docs/scaling.md", format!("Up to {GATHER_RANGES} requests that is a command for each")),
         ("docs/glossary.md", format!("for {window} ms at most, unless the driver asks for another")),
         (linux, format!("together, up to {window} ms later (`--window-us`)")),
         (

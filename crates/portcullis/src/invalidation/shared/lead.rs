@@ -5,12 +5,12 @@ use super::meeting::{Leads, Meeting};
 use super::slot::{DOMAIN, Head, LEAVES, MANY_OF_ONE};
 use super::state::{ANYBODY, COMPANY, FAILED, FLIP, ROUND, SLOTS, State};
 use crate::addr::{Iova, IovaRange};
-use crate::invalidation::{Invalidation, InvalidationError, Request};
+use crate::invalidation::{GATHER_RANGES, Invalidation, InvalidationError, Request};
 use crate::sync::{Ordering, prefetch};
 
 /// Above this many requests of all callers together, several ranges of one domain in one call become the whole domain, as in a
 /// [gather](crate::invalidation::Gather) with more.
-const RANGES: usize = if cfg!(loom) { 1 } else { 32 };
+const RANGES: usize = if cfg!(loom) { 1 } else { GATHER_RANGES };
 
 /// The slots of `bits`, from number `from` on and then from 0.
 fn in_turn(bits: u64, from: usize) -> impl Iterator<Item = usize> {
