@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use portcullis::addr::{Iova, IovaRange, PageSize, Permissions, PhysAddr};
 use portcullis::pgtable::{
-    AmdV1, Arm, Attributes, Format, Memory as Kind, PageTable, Riscv, VtdSecondStage, X86FirstStage,
+    AmdV1, Arm, Attributes, Format, Leaf, Memory as Kind, PageTable, Riscv, VtdSecondStage, X86FirstStage,
 };
 use portcullis_model::Memory;
 use portcullis_model::open::OpenTable;
@@ -21,6 +21,16 @@ struct Script<const COHERENT: bool, X: Format> {
 
 fn range(start: u64, len: u64) -> IovaRange {
     IovaRange::new(Iova::new(start), len).unwrap()
+}
+
+/// The permissions, and the attributes that are not the usual ones: so a transcript stays as it is where leaves get one more attribute.
+fn shown(attributes: Attributes) -> String {
+    let all = |attributes: Attributes| format!("{attributes:?}").replace(" }", "");
+    let usual = all(attributes.permissions.into());
+    let special = all(attributes);
+    let special =
+        special.split(", ").filter(|field| !usual.contains(field)).map(|field| format!(", {field}"));
+    format!("{:?}{}", attributes.permissions, special.collect::<String>())
 }
 
 impl<const COHERENT: bool, X: Format> Script<COHERENT, X> {
@@ -50,14 +60,14 @@ impl<const COHERENT: bool, X: Format> Script<COHERENT, X> {
 
     fn look(&mut self, at: u64) {
         let found = self.table.translate(&self.cpus, Iova::new(at));
-        let found = found.map(|(phys, attributes)| format!("{phys:#x} {attributes:?}"));
+        let found = found.map(|(phys, attributes)| format!("{phys:#x} {}", shown(attributes)));
         self.said.note(format_args!("at {at:#x}"), found);
     }
 
     fn entries(&mut self, start: u64, len: u64) {
         let leaves = self.table.entries(&self.cpus, range(start, len));
-        let leaves: Vec<String> = leaves.map(|leaf| format!("{leaf:x?}")).collect();
-        self.said.note("entries", leaves);
+        let show = |leaf: Leaf| format!("{} to {:#x} {}", leaf.range, leaf.phys, shown(leaf.attributes));
+        self.said.note("entries", leaves.map(show).collect::<Vec<_>>());
     }
 }
 
