@@ -5,9 +5,9 @@ use alloc::vec::Vec;
 use super::DmaDevice;
 use super::device::bytes_of;
 use super::told::Told;
-use crate::addr::IovaRange;
 #[cfg(feature = "parts")]
-use crate::addr::{DmaSegment, Iova};
+use crate::addr::Iova;
+use crate::addr::IovaRange;
 use crate::bounce::error::DmaUnmapError;
 use crate::domain::{Domain, UnmapError};
 use crate::heap::{OutOfMemory, Shared, room_for};
@@ -245,15 +245,5 @@ impl<M: Mapper, P: Platform> DmaDevice<M, P> {
         self.accepts(batch)?;
         let range = self.range_to_unmap(iova, len)?;
         Ok(batch.unlink(range, len)?)
-    }
-
-    /// As [`unmap_single_in`](Self::unmap_single_in), for a list as [`map_sg`](Self::map_sg) wrote it. An empty list is no error, and takes no room.
-    pub fn unmap_sg_in(&self, batch: &mut RawBatch<M, P>, mapped: &[DmaSegment]) -> Result<(), BatchError> {
-        let Some((iova, len)) = self.whole_of(mapped)? else {
-            return Ok(());
-        };
-        self.accepts(batch)?;
-        let range = self.range_to_unmap(iova, len)?;
-        Ok(batch.unlink(range, bytes_of(mapped.iter().map(|segment| segment.len)))?)
     }
 }

@@ -1,6 +1,6 @@
 //! Batches: nothing is the driver's before the commit, everything is unreachable after it.
 
-use portcullis::addr::{Direction, DmaSegment, Iova};
+use portcullis::addr::{Direction, Iova};
 use portcullis::dma::{BatchError, DmaUnmapError, Ended, MOST_IN_BATCH, Mapping, RawBatch};
 use portcullis::domain::{Policy, UnmapError};
 use portcullis::invalidation::InvalidationError;
@@ -68,22 +68,22 @@ fn no_address_is_used_again_before_the_commit() {
 fn a_full_batch_refuses_and_the_mapping_lives_on() {
     let bench = Bench::new(Policy::Strict);
     let mut batch = RawBatch::new(&bench.device, 0).unwrap();
-    bench.device.unmap_sg_in(&mut batch, &bench.raw(0)).unwrap();
+    bench.device.unmap_single_in(&mut batch, bench.raw(0)[0].iova, PAGE).unwrap();
     assert!(batch.is_full(), "sizes are brought into bounds");
     assert_eq!(batch.commit(), Ok(1));
     let other = Bench::new(Policy::Strict);
     let view = other.raw(1);
-    let refused = other.device.unmap_sg_in(&mut batch, &view).unwrap_err();
+    let refused = other.device.unmap_single_in(&mut batch, view[0].iova, PAGE).unwrap_err();
     assert_eq!(refused, BatchError::OtherDomain);
     assert!(other.reaches(view[0].iova) && batch.is_empty());
     let mut large = RawBatch::new(&bench.device, usize::MAX).unwrap();
     for number in 0..MOST_IN_BATCH as u64 {
         assert!(!large.is_full());
-        bench.device.unmap_sg_in(&mut large, &bench.raw(number)).unwrap();
+        bench.device.unmap_single_in(&mut large, bench.raw(number)[0].iova, PAGE).unwrap();
     }
     assert!(large.is_full());
     let view = bench.raw(1);
-    let refused = bench.device.unmap_sg_in(&mut large, &view).unwrap_err();
+    let refused = bench.device.unmap_single_in(&mut large, view[0].iova, PAGE).unwrap_err();
     assert_eq!(refused, BatchError::Full { most: MOST_IN_BATCH });
     assert!(bench.reaches(view[0].iova));
 }
@@ -101,7 +101,7 @@ fn dropping_a_batch_commits_it() {
     assert_eq!((bench.submissions(), bench.memory.frames_in_use()), (1, before + tables));
     let view = bench.raw(0);
     let mut batch = RawBatch::new(&bench.device, 8).unwrap();
-    bench.device.unmap_sg_in(&mut batch, &view).unwrap();
+    bench.device.unmap_single_in(&mut batch, view[0].iova, PAGE).unwrap();
     drop(batch);
     assert!(!bench.reaches(view[0].iova));
     drop(bench.batched(8));
@@ -157,12 +157,11 @@ fn by_number_what_is_not_mapped_is_said_and_spoils_nothing() {
     let second = Iova::new(first.get() + PAGE);
     assert!(bench.reaches(second));
     bench.device.unmap_single(first, PAGE).unwrap();
-    bench.device.unmap_sg_in(&mut batch, &good).unwrap();
+    bench.device.unmap_single_in(&mut batch, good[0].iova, PAGE).unwrap();
     let error = bench.device.unmap_single_in(&mut batch, first, 2 * PAGE).unwrap_err();
     assert!(matches!(error, BatchError::Unmap(UnmapError::NotMapped { unmapped: PAGE, .. })), "{error}");
     let error = bench.device.unmap_single_in(&mut batch, first, 0).unwrap_err();
     assert!(matches!(error, BatchError::Unmap(UnmapError::NoSuchRange { .. })), "{error}");
-    bench.device.unmap_sg_in(&mut batch, &[]).unwrap();
     assert_eq!(batch.commit(), Ok(2));
     assert!(!bench.reaches(good[0].iova) && !bench.reaches(second));
 }
@@ -194,10 +193,7 @@ fn without_translation_a_batch_counts_and_waits_for_nothing() {
     assert_eq!(queue.commit().unwrap().next().unwrap().phys(), phys);
     let mut raw = RawBatch::new(&bench.device, 4).unwrap();
     bench.device.unmap_single_in(&mut raw, Iova::new(phys.get()), PAGE).unwrap();
-    let list = [DmaSegment { iova: Iova::new(phys.get()), len: PAGE }; 2];
-    bench.device.unmap_sg_in(&mut raw, &list).unwrap();
-    bench.device.unmap_sg_in(&mut raw, &[]).unwrap();
-    assert_eq!((raw.commit(), bench.submissions()), (Ok(2), 0), "an empty list is no mapping");
+    assert_eq!((raw.commit(), bench.submissions()), (Ok(1), 0));
 }
 
 #[test]

@@ -154,7 +154,7 @@ fn what_somebody_has_unmapped_is_out_of_reach_after_a_commit() {
     bench.domain.unmap(range).unwrap();
     assert!(bench.reaches(range.start()), "or the test means nothing");
     let mut batch = RawBatch::new(&bench.device, 4).unwrap();
-    let error = bench.device.unmap_sg_in(&mut batch, &view).unwrap_err();
+    let error = bench.device.unmap_single_in(&mut batch, view[0].iova, PAGE).unwrap_err();
     assert_eq!(error, BatchError::Unmap(UnmapError::NotMapped { range, unmapped: 0 }));
     assert_eq!(batch.commit(), Ok(1));
     assert!(!bench.reaches(range.start()));
