@@ -6,6 +6,7 @@
 //! `error`, which `dma` shares. It uses `domain`, `invalidation`, `mapper`, `percpu`, `heap`, `platform` and what is below; the swiotlb uses
 //! no domain.
 
+mod deadline;
 pub(crate) mod error;
 #[cfg(feature = "parts")]
 pub mod pool;

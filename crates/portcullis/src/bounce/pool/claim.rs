@@ -8,12 +8,12 @@
 use core::ops::Bound;
 
 use super::BouncePool;
-use super::single::{Entry, Look, Map, Parts, Phase, Place, Single};
+use super::single::{Entry, Look, Map, Phase, Place, Single};
 use crate::addr::{Iova, IovaRange};
 use crate::broken::broken;
 use crate::domain::Changing;
 use crate::heap::Shared;
-use crate::invalidation::Gather;
+use crate::invalidation::{Gather, SLICE};
 use crate::mapper::Mapper;
 use crate::platform::{CopyMemory, Platform};
 
@@ -43,7 +43,7 @@ impl<M: Mapper, P: Platform, C: CopyMemory> Claim<'_, M, P, C> {
         let Self { pool, number, freed } = self;
         let (single, entry) = place.fill(single, Phase::Taken(*number));
         *freed = Some((single.clone(), false));
-        let enter = |map: &mut Map| {
+        let is_entered = pool.with_singles(|map| {
             *freed = None;
             if map.noted(single.range).is_some() {
                 drop(pool.domain.changing(single.range));
@@ -51,8 +51,8 @@ impl<M: Mapper, P: Platform, C: CopyMemory> Claim<'_, M, P, C> {
             }
             map.insert(entry);
             true
-        };
-        if pool.domain.platform().with_cpu(|_| pool.singles.with(enter)) {
+        });
+        if is_entered {
             return Ok(single);
         }
         Err(Shared::try_unwrap(single)
@@ -61,35 +61,31 @@ impl<M: Mapper, P: Platform, C: CopyMemory> Claim<'_, M, P, C> {
 
     /// Puts the claimed mapping at `start` into `phase`. With `lost`, its addresses leak later.
     pub(super) fn set(&self, start: Iova, phase: Phase, lost: bool) {
-        let set = |map: &mut Map| {
+        self.pool.with_singles(|map| {
             let entry = in_hand(map, start, self.number);
             entry.phase.set(phase);
             entry.lost.set(entry.lost.get() | lost);
-        };
-        self.pool.domain.platform().with_cpu(|_| self.pool.singles.with(set));
+        });
     }
 
     /// Takes the claimed mapping at `start` out of the map, and frees its buffers; its addresses leak if they are `lost`. The caller owns no other
     /// mapping, and no device reaches this one.
     pub(super) fn end(mut self, start: Iova, lost: bool) {
         let Self { pool, number, freed } = &mut self;
-        let take_out = |map: &mut Map| {
+        pool.with_singles(|map| {
             let entry = in_hand(map, start, *number);
             *freed = Some((entry.single.clone(), entry.lost.get() | lost));
             drop(map.remove(start));
-        };
-        pool.domain.platform().with_cpu(|_| pool.singles.with(take_out));
+        });
         self.done();
     }
 
     /// Takes the claimed mapping at `start` out of the map. It goes on without the map.
     pub(super) fn forget(&self, start: Iova) -> Changing<'_, M, P> {
-        self.pool.domain.platform().with_cpu(|_| {
-            self.pool.singles.with(|map| {
-                let range = in_hand(map, start, self.number).single.range;
-                drop(map.remove(start));
-                self.pool.domain.changing(range)
-            })
+        self.pool.with_singles(|map| {
+            let range = in_hand(map, start, self.number).single.range;
+            drop(map.remove(start));
+            self.pool.domain.changing(range)
         })
     }
 
@@ -105,7 +101,7 @@ impl<M: Mapper, P: Platform, C: CopyMemory> Claim<'_, M, P, C> {
         let mut bytes = 0;
         let mut from = Bound::Unbounded;
         loop {
-            pool.singles.visit(pool.domain.platform(), &mut from, |entry| {
+            pool.visit(&mut from, |entry| {
                 if entry.phase.get() != trying {
                     return Look::On;
                 }
@@ -113,7 +109,7 @@ impl<M: Mapper, P: Platform, C: CopyMemory> Claim<'_, M, P, C> {
                 Look::Remove
             });
             let Some((single, _)) = &self.freed else { break };
-            bytes += pool.bytes_of(&single.parts);
+            bytes += single.parts.buffer_bytes();
             self.release();
         }
         self.done();
@@ -128,7 +124,7 @@ impl<M: Mapper, P: Platform, C: CopyMemory> Claim<'_, M, P, C> {
     /// Leaves this caller's mappings to a later trim. O(mappings of the map).
     fn abandon(&self) {
         let Self { pool, number, .. } = *self;
-        pool.singles.visit(pool.domain.platform(), &mut Bound::Unbounded, |entry| {
+        pool.visit(&mut Bound::Unbounded, |entry| {
             entry.phase.set(match entry.phase.get() {
                 Phase::Live(by) | Phase::Taken(by) if by == number => Phase::Torn,
                 Phase::Trying(by) if by == number => Phase::Unconfirmed,
@@ -154,6 +150,18 @@ impl<M: Mapper, P: Platform, C: CopyMemory> Drop for Claim<'_, M, P, C> {
 }
 
 impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
+    /// Calls `f` with the locked map of mappings with addresses of their own, and with a CPU lent.
+    pub(super) fn with_singles<R>(&self, f: impl FnOnce(&mut Map) -> R) -> R {
+        self.domain.platform().with_cpu(|_| self.singles.with(f))
+    }
+
+    /// Calls `f` with one entry after the other, until it stops. Takes the lock, with a CPU lent, for 64 entries at a time, so that neither
+    /// is held for long. Mappings that come or go meanwhile may be missed. Begins at `from`, and leaves there where to go on.
+    pub(super) fn visit(&self, from: &mut Bound<Iova>, mut f: impl FnMut(&Entry) -> Look) {
+        let mut slice = |map: &mut Map| map.visit(from, SLICE, &mut f);
+        while self.singles.count() > 0 && self.with_singles(&mut slice) {}
+    }
+
     pub(super) fn claim(&self) -> Claim<'_, M, P, C> {
         Claim { pool: self, number: self.singles.next_number(), freed: None }
     }
@@ -162,7 +170,7 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
     pub(super) fn try_again(&self, gather: &mut Gather) -> Claim<'_, M, P, C> {
         let claim = self.claim();
         self.unlink_torn(&claim, gather);
-        self.singles.visit(self.domain.platform(), &mut Bound::Unbounded, |entry| {
+        self.visit(&mut Bound::Unbounded, |entry| {
             if entry.phase.get() == Phase::Unconfirmed {
                 entry.phase.set(Phase::Trying(claim.number));
                 gather.add(entry.single.range);
@@ -176,7 +184,7 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
     fn unlink_torn(&self, claim: &Claim<'_, M, P, C>, gather: &mut Gather) {
         loop {
             let mut torn = None;
-            self.singles.visit(self.domain.platform(), &mut Bound::Unbounded, |entry| {
+            self.visit(&mut Bound::Unbounded, |entry| {
                 if entry.phase.get() != Phase::Torn {
                     return Look::On;
                 }
@@ -193,7 +201,7 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
 
     pub(super) fn awaits(&self) -> bool {
         let mut awaits = false;
-        self.singles.visit(self.domain.platform(), &mut Bound::Unbounded, |entry| {
+        self.visit(&mut Bound::Unbounded, |entry| {
             awaits = !matches!(entry.phase.get(), Phase::Live(_));
             if awaits { Look::Enough } else { Look::On }
         });
@@ -201,15 +209,14 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
     }
 
     pub(super) fn is_noted(&self, range: IovaRange) -> bool {
-        let is_noted = |map: &mut Map| map.noted(range).is_some();
-        self.singles.count() > 0 && self.domain.platform().with_cpu(|_| self.singles.with(is_noted))
+        self.singles.count() > 0 && self.with_singles(|map| map.noted(range).is_some())
     }
 
     /// Frees the buffers of a mapping that no device reaches any more; its addresses leak if they are `lost`.
     fn release(&self, single: &Single, lost: bool) {
         let changing = self.domain.changing(single.range);
-        // SAFETY: the buffers came from `alloc` (`free_parts`, 2). Its unmap is confirmed, or it was never mapped (`free_parts`, 1).
-        unsafe { self.free_parts(&single.parts) };
+        // SAFETY: the buffers came from `alloc` (`free`, 1). Its unmap is confirmed, or it was never mapped (`free`, 2).
+        unsafe { self.free_pieces(&single.parts.buffers) };
         if !lost {
             self.domain.take_back(changing);
         }
@@ -217,25 +224,21 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
 
     /// For the pool's end: removes all translations except direct ones.
     pub(super) fn unlink_singles(&self, gather: &mut Gather) {
-        // No CPU is borrowed, which would be held for long: nobody else waits for the lock of a pool that is being dropped.
-        self.singles.with(|map| map.retain(|entry| !matches!(entry.single.parts, Parts::Direct { .. })));
         let mut from = Bound::Unbounded;
         loop {
             let next = |map: &mut Map| {
                 let entry = map.next(from)?;
-                Some((entry.single.range, entry.phase.get()))
+                Some((entry.single.range, entry.phase.get(), entry.single.parts.buffers.is_empty()))
             };
-            let next = self.domain.platform().with_cpu(|_| self.singles.with(next));
-            let Some((range, phase)) = next else { return };
+            let Some((range, phase, is_direct)) = self.with_singles(next) else { return };
             from = Bound::Excluded(range.start());
             // Unlinked mappings are only gathered: another caller's translation may have been met there.
-            if matches!(phase, Phase::Unconfirmed | Phase::Trying(_)) {
+            if is_direct {
+                drop(self.with_singles(|map| map.remove(range.start())));
+            } else if matches!(phase, Phase::Unconfirmed | Phase::Trying(_)) {
                 gather.add(range);
             } else if !self.unlink(range, gather) {
-                let lose = |entry: &Entry| entry.lost.set(true);
-                self.domain
-                    .platform()
-                    .with_cpu(|_| self.singles.with(|map| map.get(range.start()).map(lose)));
+                self.with_singles(|map| map.get(range.start()).map(|entry| entry.lost.set(true)));
             }
         }
     }

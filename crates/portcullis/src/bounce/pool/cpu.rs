@@ -8,7 +8,7 @@
 use core::mem::MaybeUninit;
 
 use super::layout::CLASS_ROOM;
-use super::slot::{Magazine, Slot, index_of, link_to};
+use super::slot::{Magazine, Slot, link_to};
 use crate::heap::write_fields;
 use crate::percpu::LocalU64;
 
@@ -26,11 +26,35 @@ pub(super) struct Cpu {
 #[derive(Debug, Default)]
 #[repr(align(32))]
 struct Magazines {
-    /// The link to the newest slot of the loaded magazine, and its slots.
-    loaded: LocalU64,
-    loaded_slots: LocalU64,
-    previous: LocalU64,
-    previous_slots: LocalU64,
+    loaded: Words,
+    previous: Words,
+}
+
+/// A [`Magazine`] in words that others may read.
+#[derive(Debug, Default)]
+struct Words {
+    link: LocalU64,
+    slots: LocalU64,
+}
+
+impl Words {
+    #[inline]
+    fn get(&self) -> Magazine {
+        Magazine { link: self.link.get(), slots: self.slots.get() }
+    }
+
+    #[inline]
+    fn set(&self, magazine: Magazine) {
+        self.link.set(magazine.link);
+        self.slots.set(magazine.slots);
+    }
+
+    #[inline]
+    fn replace(&self, magazine: Magazine) -> Magazine {
+        let old = self.get();
+        self.set(magazine);
+        old
+    }
 }
 
 impl Cpu {
@@ -57,25 +81,24 @@ impl Cpu {
         kind: usize,
         fits: impl FnOnce(&Slot) -> bool,
     ) -> Option<(usize, &'a Slot)> {
-        let magazines = self.magazines(class, kind);
-        let left = magazines.loaded_slots.get().checked_sub(1)?;
-        let index = index_of(magazines.loaded.get())?;
+        // As `Magazine::pop`, whose result costs instructions here.
+        let loaded = &self.magazines[class][kind].loaded;
+        let left = loaded.slots.get().checked_sub(1)?;
+        let index = loaded.get().first()?;
         let slot = slots.get(index)?;
         if !fits(slot) {
             return None;
         }
-        magazines.loaded.set(slot.next());
-        magazines.loaded_slots.set(left);
+        loaded.link.set(slot.next.get());
+        loaded.slots.set(left);
         self.reused.set(self.reused.get() + 1);
         Some((index, slot))
     }
 
     pub(super) fn pop(&self, slots: &[Slot], class: usize, kind: usize) -> Option<usize> {
-        let magazines = self.magazines(class, kind);
-        if magazines.loaded_slots.get() == 0 {
-            magazines.loaded.set(magazines.previous.get());
-            magazines.loaded_slots.set(magazines.previous_slots.get());
-            magazines.previous_slots.set(0);
+        let Magazines { loaded, previous } = &self.magazines[class][kind];
+        if loaded.slots.get() == 0 {
+            loaded.set(previous.replace(Magazine::default()));
         }
         self.pop_if(slots, class, kind, |_| true).map(|(index, _)| index)
     }
@@ -89,38 +112,33 @@ impl Cpu {
         index: usize,
         most: u64,
     ) -> Option<Magazine> {
-        let magazines = self.magazines(class, kind);
+        let Magazines { loaded, previous } = &self.magazines[class][kind];
         let mut full = None;
         let slot = slots.get(index)?;
-        let mut loaded = magazines.loaded_slots.get();
-        if loaded >= most {
-            full = magazine(magazines.previous.get(), magazines.previous_slots.get());
-            magazines.previous.set(magazines.loaded.get());
-            magazines.previous_slots.set(loaded);
-            loaded = 0;
+        if loaded.slots.get() >= most {
+            full = Some(previous.replace(loaded.replace(Magazine::default()))).filter(|full| full.slots > 0);
         }
-        slot.set_next(if loaded == 0 { 0 } else { magazines.loaded.get() });
-        magazines.loaded.set(link_to(index));
-        magazines.loaded_slots.set(loaded + 1);
+        // As `Magazine::push`, whose result costs instructions here.
+        slot.next.set(loaded.link.get());
+        loaded.link.set(link_to(index));
+        loaded.slots.set(loaded.slots.get() + 1);
         full
     }
 
     /// Loads a magazine from the depot. Both of this CPU's are empty.
     pub(super) fn load(&self, class: usize, kind: usize, magazine: Magazine) {
-        let magazines = self.magazines(class, kind);
-        magazines.loaded.set(magazine.first);
-        magazines.loaded_slots.set(magazine.slots);
+        self.magazines[class][kind].loaded.set(magazine);
     }
 
     /// Passes every magazine to `out`, with its class and kind. If `out` panics, the others stay.
     pub(super) fn drain(&self, mut out: impl FnMut(usize, usize, Magazine)) {
         for (class, kinds) in self.magazines.iter().enumerate() {
             for (kind, magazines) in kinds.iter().enumerate() {
-                let Magazines { loaded, loaded_slots, previous, previous_slots } = magazines;
-                for (first, slots) in [(previous, previous_slots), (loaded, loaded_slots)] {
-                    let magazine = magazine(first.get(), slots.get());
-                    slots.set(0);
-                    magazine.into_iter().for_each(|magazine| out(class, kind, magazine));
+                for words in [&magazines.previous, &magazines.loaded] {
+                    let magazine = words.replace(Magazine::default());
+                    if magazine.slots > 0 {
+                        out(class, kind, magazine);
+                    }
                 }
             }
         }
@@ -129,15 +147,6 @@ impl Cpu {
     /// The free slots of `class`, of all kinds. A hint, unless this CPU's holder asks.
     pub(super) fn free(&self, class: usize) -> u64 {
         let kinds = self.magazines[class].iter();
-        kinds.map(|magazines| magazines.loaded_slots.get() + magazines.previous_slots.get()).sum()
+        kinds.map(|magazines| magazines.loaded.slots.get() + magazines.previous.slots.get()).sum()
     }
-
-    #[inline]
-    fn magazines(&self, class: usize, kind: usize) -> &Magazines {
-        &self.magazines[class][kind]
-    }
-}
-
-fn magazine(first: u64, slots: u64) -> Option<Magazine> {
-    (slots > 0).then_some(Magazine { first, slots })
 }

@@ -3,7 +3,7 @@
 //!
 //! Each class has one lock, taken once for a whole magazine. Every operation touches a few words, however many slots there are.
 
-use super::slot::{Magazine, Phase, Slot, index_of, link_to};
+use super::slot::{Magazine, Phase, Slot};
 
 const MOST_IN_BLOCK: usize = 1024;
 
@@ -42,19 +42,18 @@ impl Fresh {
 
 #[derive(Debug, Default)]
 pub(super) struct Depot {
-    /// For each kind of permission, the link to the first magazine, and the slots of all magazines.
-    magazines: [(u64, u64); 3],
+    /// For each kind of permission, the link to the first slot of the first magazine, and the slots of all magazines.
+    magazines: [Magazine; 3],
     /// For each kind, the fewest slots since the timer looked last: no map has wanted these.
     least: [u64; 3],
-    /// The link to the first slot whose buffer was freed.
-    empty: u64,
+    /// Slots whose buffer was freed.
+    empty: Magazine,
     fresh: Fresh,
-    /// The link to the first slot that may still be reached.
-    retired: u64,
-    retired_slots: u64,
+    /// Slots whose buffer is unmapped, but may still be reached.
+    pub retired: Magazine,
     /// Slots with a buffer, wherever they are, and their peak.
-    buffers: u64,
-    peak: u64,
+    pub buffers: u64,
+    pub peak: u64,
     /// Leaked slots: another caller's translation was met at their addresses.
     pub lost: u64,
     /// Mappings through slots that came from no magazine of a CPU.
@@ -66,12 +65,12 @@ impl Depot {
         Self { fresh: Fresh::new(first, end), ..Self::default() }
     }
 
+    /// Puts a magazine, which may be empty.
     pub(super) fn put(&mut self, slots: &[Slot], kind: usize, magazine: Magazine) {
-        let (first, count) = &mut self.magazines[kind];
-        if let Some(slot) = index_of(magazine.first).and_then(|index| slots.get(index)) {
-            slot.set_magazine(*first, magazine.slots);
-            *first = magazine.first;
-            *count += magazine.slots;
+        let all = &mut self.magazines[kind];
+        if let Some(slot) = magazine.first().and_then(|index| slots.get(index)) {
+            slot.set_magazine(Magazine { link: all.link, slots: magazine.slots });
+            *all = Magazine { link: magazine.link, slots: all.slots + magazine.slots };
         }
     }
 
@@ -83,12 +82,11 @@ impl Depot {
 
     /// As [`take`](Self::take), without a map that wants it: some of it may come back.
     pub(super) fn take_unnoticed(&mut self, slots: &[Slot], kind: usize) -> Option<Magazine> {
-        let (first, count) = &mut self.magazines[kind];
-        let magazine = *first;
-        let (next, slots) = slots.get(index_of(magazine)?)?.magazine();
-        *first = next;
-        *count = count.saturating_sub(slots);
-        Some(Magazine { first: magazine, slots })
+        let all = &mut self.magazines[kind];
+        let Magazine { link: next, slots } = slots.get(all.first()?)?.magazine();
+        let magazine = Magazine { link: all.link, slots };
+        *all = Magazine { link: next, slots: all.slots.saturating_sub(slots) };
+        Some(magazine)
     }
 
     /// Updates the fewest slots of `kind` since the timer looked last.
@@ -100,35 +98,28 @@ impl Depot {
 
     /// Puts one slot onto the newest magazine, or into a new one if that has `most` slots.
     pub(super) fn put_one(&mut self, slots: &[Slot], kind: usize, index: usize, most: u64) {
-        let Some(slot) = slots.get(index) else { return };
-        let magazine = self.take_unnoticed(slots, kind);
-        let (joined, other) = match magazine {
-            Some(magazine) if magazine.slots < most => (Some(magazine), None),
-            other => (None, other),
-        };
-        slot.set_next(joined.map_or(0, |magazine| magazine.first));
-        other.into_iter().for_each(|other| self.put(slots, kind, other));
-        let magazine =
-            Magazine { first: link_to(index), slots: 1 + joined.map_or(0, |magazine| magazine.slots) };
+        let mut magazine = self.take_unnoticed(slots, kind).unwrap_or_default();
+        if magazine.slots >= most {
+            self.put(slots, kind, core::mem::take(&mut magazine));
+        }
+        magazine.push(slots, index);
         self.put(slots, kind, magazine);
     }
 
     pub(super) fn take_one(&mut self, slots: &[Slot], kind: usize) -> Option<usize> {
-        let magazine = self.take_unnoticed(slots, kind)?;
-        let index = index_of(magazine.first)?;
-        if magazine.slots > 1 {
-            self.put(slots, kind, Magazine { first: slots.get(index)?.next(), slots: magazine.slots - 1 });
-        }
+        let mut magazine = self.take_unnoticed(slots, kind)?;
+        let (index, _) = magazine.pop(slots)?;
+        self.put(slots, kind, magazine);
         self.notice(kind);
         Some(index)
     }
 
     pub(super) fn free_of(&self, kind: usize) -> u64 {
-        self.magazines[kind].1
+        self.magazines[kind].slots
     }
 
     pub(super) fn free(&self) -> u64 {
-        self.magazines.iter().map(|(_, slots)| slots).sum()
+        self.magazines.iter().map(|magazine| magazine.slots).sum()
     }
 
     /// The slots of `kind` that no map has wanted since the last call.
@@ -138,50 +129,19 @@ impl Depot {
     }
 
     pub(super) fn take_empty(&mut self, slots: &[Slot]) -> Option<usize> {
-        let Some(index) = index_of(self.empty) else { return self.fresh.take() };
-        self.empty = slots.get(index)?.next();
-        Some(index)
+        self.empty.pop(slots).map(|(index, _)| index).or_else(|| self.fresh.take())
     }
 
     pub(super) fn put_empty(&mut self, slots: &[Slot], index: usize) {
         if let Some(slot) = slots.get(index) {
             slot.set_phase(Phase::Empty);
-            slot.set_next(self.empty);
-            self.empty = link_to(index);
+            self.empty.push(slots, index);
         }
-    }
-
-    /// Puts a slot whose buffer is unmapped, but may still be reached.
-    pub(super) fn put_retired(&mut self, slots: &[Slot], index: usize) {
-        if let Some(slot) = slots.get(index) {
-            slot.set_next(self.retired);
-            self.retired = link_to(index);
-            self.retired_slots += 1;
-        }
-    }
-
-    pub(super) fn take_retired(&mut self, slots: &[Slot]) -> Option<usize> {
-        let index = index_of(self.retired)?;
-        self.retired = slots.get(index)?.next();
-        self.retired_slots -= 1;
-        Some(index)
-    }
-
-    pub(super) fn count_retired(&self) -> u64 {
-        self.retired_slots
     }
 
     pub(super) fn gained(&mut self, slots: u64) {
         self.buffers += slots;
         self.peak = self.peak.max(self.buffers);
-    }
-
-    pub(super) fn gave_up(&mut self) {
-        self.buffers = self.buffers.saturating_sub(1);
-    }
-
-    pub(super) fn buffers(&self) -> (u64, u64) {
-        (self.buffers, self.peak)
     }
 }
 

@@ -2,19 +2,62 @@
 //! granule of the original that holds other data, too.
 
 use super::BouncePool;
-use super::client::Client;
 use super::config::{Attributes, DeviceProfile};
 use super::mapping::PoolMapping;
+use super::refill::MANY_FREE;
 use super::slot::Terms;
-use super::split::{Cut, cut, shape};
-use super::wanted::Search;
-use crate::addr::{Direction, Iova, PhysAddr, PhysSegment};
+use super::split::{Cut, cut};
+use crate::addr::{Direction, Iova, PhysAddr, PhysSegment, touch};
 use crate::bounce::error::DmaMapError;
 use crate::domain::MapListError;
 use crate::heap::Shared;
 use crate::mapper::Mapper;
 use crate::platform::{CopyMemory, LocalCpu, Platform};
 use crate::setup::SetupError;
+
+/// Set in the group of mappings by number. So a mapping that was ended by its address is no queue's.
+const BY_NUMBER: u64 = 1 << 33;
+
+/// A device as its pool sees it.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Client {
+    pub(super) profile: DeviceProfile,
+    pub(super) group: u64,
+    pub(super) reaches_slots: bool,
+    /// Address bits that must be 0 where a buffer begins and ends, for the device to be given its granules.
+    pub(super) inside: u64,
+}
+
+impl Client {
+    /// The same device, for mappings that are found by their addresses: their group is the device's, but no queue's.
+    #[inline]
+    pub(crate) fn by_number(self) -> Self {
+        Self { group: self.group | BY_NUMBER, ..self }
+    }
+
+    /// Returns the bytes of `list`, unchecked, and whether the device may be given all of its granules: for an untrusted one, whether each piece
+    /// consists of whole ones.
+    #[inline]
+    pub(crate) fn look_at(&self, list: &[PhysSegment]) -> (u64, bool) {
+        let look = |(len, bits): (u64, u64), piece: &PhysSegment| {
+            (len.wrapping_add(piece.len), bits | piece.phys.get() | piece.len)
+        };
+        let (len, bits) = list.iter().fold((0, 0), look);
+        (len, bits & self.inside == 0)
+    }
+}
+
+/// A mapping to make.
+#[derive(Clone, Copy)]
+pub(super) struct Request<'c, 'r> {
+    pub client: &'c Client,
+    pub list: &'r [PhysSegment],
+    /// Where the list begins, and the bytes of the mapping.
+    pub origin: PhysSegment,
+    pub terms: Terms,
+    /// The buffers are filled now; else by a later sync.
+    pub copied: bool,
+}
 
 /// A device of a pool's domain. Cheap to clone.
 #[derive(Debug)]
@@ -66,9 +109,10 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BounceDevice<M, P, C> {
         direction: Direction,
         attributes: Attributes,
     ) -> Option<Iova> {
-        let terms = self.pool.terms(&self.client, piece.phys, false, direction, attributes);
+        let list = [piece];
+        let request = self.pool.request(&self.client, &list, direction, (attributes, true)).ok()?;
         // SAFETY: clauses 1 to 3 are the caller's.
-        let mapping = unsafe { self.pool.map_slotted(&self.client, &[piece], piece.len, (terms, true)) };
+        let mapping = unsafe { self.pool.map_in_any_slot(&request) };
         mapping.ok().flatten().map(|mapping| mapping.iova())
     }
 
@@ -81,11 +125,11 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BounceDevice<M, P, C> {
         list: &'a [PhysSegment],
         direction: Direction,
     ) -> Result<PoolMapping<'a>, DmaMapError> {
-        let (pool, client) = (&*self.pool, &self.client);
-        let terms = pool.terms_of(client, list, direction, Attributes::default());
-        let touches = shape(list, pool.domain.granule()).touches;
+        let (pool, how) = (&*self.pool, (Attributes::default(), true));
+        let request = pool.request(&self.client, list, direction, how)?;
+        let touches = touch(list, pool.domain.granule());
         // SAFETY: clauses 1 to 3 are the caller's.
-        unsafe { pool.map_direct(client, list, total(list)?, terms, touches) }
+        unsafe { pool.map_direct(&request, touches) }
     }
 
     /// Checks that the device reaches all slots.
@@ -93,7 +137,7 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BounceDevice<M, P, C> {
     /// # Errors
     /// [`SetupError::PoolBeyondReach`].
     pub(crate) fn check_reach(&self) -> Result<(), SetupError> {
-        let (last, end) = (self.client.limit().get(), self.pool.region.last());
+        let (last, end) = (self.client.profile.mask, self.pool.region.last());
         if self.client.reaches_slots { Ok(()) } else { Err(SetupError::PoolBeyondReach { last, end }) }
     }
 
@@ -151,6 +195,21 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BounceDevice<M, P, C> {
 }
 
 impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
+    /// Makes the client of a device with this profile.
+    ///
+    /// # Errors
+    /// [`SetupError::OffsetMask`]: the bits to keep are not the lowest, or reach beyond a granule's offset.
+    pub(crate) fn client(&self, profile: DeviceProfile) -> Result<Client, SetupError> {
+        let mask = profile.offset_mask;
+        let inside = self.domain.granule().offset_mask();
+        if mask & mask.wrapping_add(1) != 0 || mask > inside {
+            return Err(SetupError::OffsetMask { mask });
+        }
+        let reaches_slots = self.region.last().get() <= profile.mask;
+        let group = profile.group.into();
+        Ok(Client { profile, group, reaches_slots, inside: if profile.untrusted { inside } else { 0 } })
+    }
+
     /// As [`BounceDevice::map`], for `client`. Calls `counted` with the CPU if its magazine has the slot, as nearly always. If all mappings of a
     /// direction in which devices write ask for a copy-in, `FILLED` puts them on the fast path, too.
     ///
@@ -196,12 +255,12 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
         piece.last().ok()?;
         let terms = self.terms(client, piece.phys, false, direction, attributes);
         let bytes = piece.len.checked_add(terms.offset)?;
-        let (place, slot) = self.take_fast::<FILLED>(bytes, (direction.index(), client.group()), counted)?;
+        let (place, slot) = self.take_fast::<FILLED>(bytes, (direction.index(), client.group), counted)?;
         // SAFETY: clauses 1 to 3 are the caller's; this caller owns the slot (`fill`, 2), of which the magazine matched the group (`fill`, 3).
         Some(unsafe { self.fill(slot, place, piece, None, (terms, true)) })
     }
 
-    /// The slow path, for any mapping. Buffers are filled now, if `copied`; else by a later sync.
+    /// The slow path, for any mapping. Buffers are filled now, if the second of `how` is set; else by a later sync.
     ///
     /// # Safety
     /// As [`BounceDevice::map`].
@@ -213,54 +272,27 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
         direction: Direction,
         how: (Attributes, bool),
     ) -> Result<PoolMapping<'a>, DmaMapError> {
+        let request = self.request(client, list, direction, how)?;
         // One after the other, as the callees of either take much of the stack.
         // SAFETY: clauses 1 to 3 are the caller's.
-        if let Some(mapping) = unsafe { self.map_in_any_slot(client, list, direction, how) }? {
+        if let Some(mapping) = unsafe { self.map_in_any_slot(&request) }? {
             return Ok(mapping);
         }
         // SAFETY: clauses 1 to 3 are the caller's.
-        unsafe { self.map_otherwise(client, list, direction, how) }
+        unsafe { self.map_otherwise(&request) }
     }
 
-    /// Maps through a slot, if the mapping may use one and there is one.
-    ///
-    /// # Safety
-    /// As [`BounceDevice::map`].
-    #[inline(never)]
-    unsafe fn map_in_any_slot(
+    /// Checks the sums of a list.
+    fn request<'c, 'r>(
         &self,
-        client: &Client,
-        list: &[PhysSegment],
+        client: &'c Client,
+        list: &'r [PhysSegment],
         direction: Direction,
         (attributes, copied): (Attributes, bool),
-    ) -> Result<Option<PoolMapping<'static>>, DmaMapError> {
-        let len = total(list)?;
-        if !client.reaches_slots {
-            return Ok(None);
-        }
-        let terms = self.terms_of(client, list, direction, attributes);
-        // SAFETY: clauses 1 to 3 are the caller's.
-        unsafe { self.map_slotted(client, list, len, (terms, copied)) }
-    }
-
-    /// Maps through a slot; `None` without a slot of this size.
-    ///
-    /// # Safety
-    /// As [`BounceDevice::map`].
-    #[inline]
-    unsafe fn map_slotted(
-        &self,
-        client: &Client,
-        list: &[PhysSegment],
-        len: u64,
-        (terms, copied): (Terms, bool),
-    ) -> Result<Option<PoolMapping<'static>>, DmaMapError> {
-        let bytes = len.checked_add(terms.offset);
-        let Some(class) = bytes.and_then(|bytes| self.layout.class_of(bytes)) else { return Ok(None) };
-        let taken = self.take_or_refill(class, terms.direction, client.group(), Search::ManyFree)?;
-        let Some(index) = taken else { return Ok(None) };
-        // SAFETY: clauses 1 to 3 are the caller's; `take_or_refill` gave this caller the slot (`map_slot`, 4).
-        unsafe { self.map_slot(list, len, (class, index), (terms, copied), client.group()) }.map(Some)
+    ) -> Result<Request<'c, 'r>, MapListError> {
+        let phys = list.first().map_or(PhysAddr::new(0), |piece| piece.phys);
+        let terms = self.terms(client, phys, list.len() > 1, direction, attributes);
+        Ok(Request { client, list, origin: PhysSegment { phys, len: total(list)? }, terms, copied })
     }
 
     #[inline]
@@ -281,15 +313,22 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
         }
     }
 
-    fn terms_of(
+    /// Maps through a slot, if the mapping may use one and there is one.
+    ///
+    /// # Safety
+    /// As [`BounceDevice::map`].
+    #[inline(never)]
+    unsafe fn map_in_any_slot(
         &self,
-        client: &Client,
-        list: &[PhysSegment],
-        direction: Direction,
-        attributes: Attributes,
-    ) -> Terms {
-        let first = list.first().map_or(PhysAddr::new(0), |piece| piece.phys);
-        self.terms(client, first, list.len() > 1, direction, attributes)
+        request: &Request<'_, '_>,
+    ) -> Result<Option<PoolMapping<'static>>, DmaMapError> {
+        let Request { client, terms, .. } = *request;
+        let bytes = request.origin.len.checked_add(terms.offset).filter(|_| client.reaches_slots);
+        let Some(class) = bytes.and_then(|bytes| self.layout.class_of(bytes)) else { return Ok(None) };
+        let taken = self.take_or_refill(class, terms.direction, client.group, MANY_FREE)?;
+        let Some(index) = taken else { return Ok(None) };
+        // SAFETY: clauses 1 to 3 are the caller's; `take_or_refill` gave this caller the slot (`map_slot`, 4).
+        unsafe { self.map_slot(request, (class, index)) }.map(Some)
     }
 
     /// Makes a mapping without a slot.
@@ -298,28 +337,18 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
     /// As [`BounceDevice::map`].
     #[cold]
     #[inline(never)]
-    unsafe fn map_otherwise<'a>(
-        &self,
-        client: &Client,
-        list: &'a [PhysSegment],
-        direction: Direction,
-        (attributes, copied): (Attributes, bool),
-    ) -> Result<PoolMapping<'a>, DmaMapError> {
-        let (len, terms) = (total(list)?, self.terms_of(client, list, direction, attributes));
-        let shape = shape(list, self.domain.granule());
-        let opens_others = client.profile.untrusted && !shape.whole;
-        if len <= self.threshold() {
+    unsafe fn map_otherwise<'a>(&self, request: &Request<'_, 'a>) -> Result<PoolMapping<'a>, DmaMapError> {
+        let (list, granule) = (request.list, self.domain.granule());
+        let (touches, cut) = (touch(list, granule), Cut::of(list, granule));
+        let opens_others = request.client.profile.untrusted && !(touches && cut == Cut::default());
+        let is_large = request.origin.len > self.threshold();
+        if is_large && !opens_others {
             // SAFETY: clauses 1 to 3 are the caller's.
-            return unsafe { self.map_single_use(client, list, len, (terms, copied)) };
+            return unsafe { self.map_direct(request, touches) };
         }
-        match (opens_others, shape.touches && self.config.split) {
-            // SAFETY: clauses 1 to 3 are the caller's.
-            (false, _) => unsafe { self.map_direct(client, list, len, terms, shape.touches) },
-            // SAFETY: clauses 1 to 3 are the caller's; a mapping above the threshold has more than a granule.
-            (true, true) => unsafe { self.map_split(client, list, len, (terms, copied)) },
-            // SAFETY: clauses 1 to 3 are the caller's.
-            (true, false) => unsafe { self.map_single_use(client, list, len, (terms, copied)) },
-        }
+        let is_split = is_large && touches && self.config.split;
+        // SAFETY: clauses 1 to 3 are the caller's; a mapping above the threshold has more than a granule.
+        unsafe { self.map_buffered(request, is_split.then_some(cut)) }
     }
 }
 

@@ -1,7 +1,7 @@
 //! Guards for slots that a caller owns, so that none leaks: if a call below panics, they put the slot into the depot, or leave it to a trim.
 
 use super::BouncePool;
-use super::slot::{Magazine, NO_GROUP, Phase, index_of, link_to};
+use super::slot::{Magazine, NO_GROUP, Phase};
 use crate::guard::Guard;
 use crate::invalidation::Gather;
 use crate::mapper::Mapper;
@@ -16,18 +16,15 @@ pub(super) struct Held<'a, M: Mapper, P: Platform, C: CopyMemory> {
 }
 
 impl<M: Mapper, P: Platform, C: CopyMemory> Held<'_, M, P, C> {
-    pub(super) fn pop(&mut self) -> Option<usize> {
-        self.magazine.slots = self.magazine.slots.checked_sub(1)?;
-        let index = index_of(self.magazine.first)?;
-        self.magazine.first = self.pool.slots[index].next();
-        Some(index)
-    }
-
     /// Puts them into the depot. If that panics, the drop tries once more.
     pub(super) fn store(mut self) {
-        let (pool, class, kind) = (self.pool, self.class, self.kind);
-        if self.magazine.slots > 0 {
-            pool.with_depot(class, |depot| depot.put(&pool.slots, kind, core::mem::take(&mut self.magazine)));
+        self.put();
+    }
+
+    fn put(&mut self) {
+        let Self { pool, class, kind, magazine } = self;
+        if magazine.slots > 0 {
+            pool.with_depot(*class, |depot| depot.put(&pool.slots, *kind, core::mem::take(magazine)));
         }
     }
 }
@@ -35,10 +32,7 @@ impl<M: Mapper, P: Platform, C: CopyMemory> Held<'_, M, P, C> {
 impl<M: Mapper, P: Platform, C: CopyMemory> Drop for Held<'_, M, P, C> {
     #[inline]
     fn drop(&mut self) {
-        let Self { pool, class, kind, magazine } = *self;
-        if magazine.slots > 0 {
-            pool.with_depot(class, |depot| depot.put(&pool.slots, kind, magazine));
-        }
+        self.put();
     }
 }
 
@@ -54,15 +48,6 @@ pub(super) struct Populating<'a, M: Mapper, P: Platform, C: CopyMemory> {
 impl<M: Mapper, P: Platform, C: CopyMemory> Drop for Populating<'_, M, P, C> {
     #[inline]
     fn drop(&mut self) {
-        if self.index.is_some() {
-            self.give_up();
-        }
-    }
-}
-
-impl<M: Mapper, P: Platform, C: CopyMemory> Populating<'_, M, P, C> {
-    #[cold]
-    fn give_up(&mut self) {
         let Self { pool, class, index: Some(index), is_counted } = *self else { return };
         let slot = &pool.slots[index];
         pool.with_depot(class, |depot| {
@@ -72,64 +57,39 @@ impl<M: Mapper, P: Platform, C: CopyMemory> Populating<'_, M, P, C> {
             }
             depot.gained(u64::from(!is_counted));
             slot.set_phase(Phase::Torn);
-            depot.put_retired(&pool.slots, index);
+            depot.retired.push(&pool.slots, index);
         });
     }
 }
 
-/// Evicted slots: their buffers are unmapped, and not yet confirmed. They are linked to each other, and so need no memory. Dropped, they wait for
-/// a later trim.
+/// Evicted slots: their buffers are unmapped, and not yet confirmed. Dropped, they wait for a later trim.
 pub(super) struct Evicted<'a, M: Mapper, P: Platform, C: CopyMemory> {
     pool: &'a BouncePool<M, P, C>,
-    first: u64,
+    pub list: Magazine,
     pub gather: Gather,
-}
-
-impl<M: Mapper, P: Platform, C: CopyMemory> Evicted<'_, M, P, C> {
-    pub(super) fn is_empty(&self) -> bool {
-        self.first == 0 && self.gather.is_empty()
-    }
-
-    /// The first slot, which stays until [`pass`](Self::pass).
-    pub(super) fn first(&self) -> Option<usize> {
-        index_of(self.first)
-    }
-
-    /// Drops the first slot; `next` was behind it.
-    pub(super) fn pass(&mut self, next: u64) {
-        self.first = next;
-    }
-
-    pub(super) fn push(&mut self, index: usize) {
-        self.pool.slots[index].set_next(self.first);
-        self.first = link_to(index);
-    }
 }
 
 impl<M: Mapper, P: Platform, C: CopyMemory> Drop for Evicted<'_, M, P, C> {
     fn drop(&mut self) {
-        while let Some(index) = index_of(self.first) {
-            let pool = self.pool;
-            let next = pool.slots[index].next();
-            pool.with_depot(pool.layout.class_of_slot(index), |depot| {
-                self.first = next;
-                depot.put_retired(&pool.slots, index);
+        while let Some(index) = self.list.first() {
+            let slots = &self.pool.slots;
+            self.pool.with_depot(self.pool.layout.class_of_slot(index), |depot| {
+                _ = self.list.pop(slots);
+                depot.retired.push(slots, index);
             });
         }
     }
 }
 
 impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
-    pub(super) fn held(&self, class: usize, kind: usize) -> Held<'_, M, P, C> {
-        Held { pool: self, class, kind, magazine: Magazine::default() }
+    pub(super) fn held(&self, class: usize, kind: usize, magazine: Magazine) -> Held<'_, M, P, C> {
+        Held { pool: self, class, kind, magazine }
     }
 
     #[cold]
     #[inline(never)]
     pub(super) fn store(&self, class: usize, kind: usize, magazine: Magazine) {
-        let mut held = self.held(class, kind);
-        held.magazine = magazine;
-        held.store();
+        self.held(class, kind, magazine).store();
     }
 
     /// A guard for the free slot `index`, which this caller owns, between a list and a mapping, until it is lent or listed. Dropped, the slot goes to
@@ -144,8 +104,10 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
     fn take_from_hand(&self, class: usize, kind: usize, index: usize) {
         let slot = &self.slots[index];
         slot.set_phase(Phase::Free);
-        slot.set_group(NO_GROUP);
-        self.store(class, kind, Magazine { first: link_to(index), slots: 1 });
+        slot.group.set(NO_GROUP);
+        let mut magazine = Magazine::default();
+        magazine.push(&self.slots, index);
+        self.store(class, kind, magazine);
     }
 
     pub(super) fn populating(&self, class: usize) -> Populating<'_, M, P, C> {
@@ -153,6 +115,6 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
     }
 
     pub(super) fn evicted(&self) -> Evicted<'_, M, P, C> {
-        Evicted { pool: self, first: 0, gather: Gather::new() }
+        Evicted { pool: self, list: Magazine::default(), gather: Gather::new() }
     }
 }

@@ -3,10 +3,10 @@
 //! To the pool a lent slot is a mapping of 0 bytes. So no trim frees its memory, and an unmap of its address copies nothing.
 
 use super::BouncePool;
-use super::client::Client;
+use super::device::Client;
 use super::layout::Place;
+use super::refill::ANY_FREE;
 use super::slot::{Phase, Slot, Terms};
-use super::wanted::Search;
 use crate::addr::{Direction, Iova, PhysAddr};
 use crate::bounce::error::DmaMapError;
 use crate::broken::broken;
@@ -31,7 +31,7 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
         direction: Direction,
     ) -> Result<(Iova, PhysAddr), DmaMapError> {
         if direction != Direction::Bidirectional {
-            let whose = (direction.index(), client.group());
+            let whose = (direction.index(), client.group);
             if let Some((place, slot)) = self.take_fast::<false>(len, whose, |_| ()) {
                 return Ok(self.lend_slot(slot, place, len, direction));
             }
@@ -49,15 +49,15 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
     ) -> Result<(Iova, PhysAddr), DmaMapError> {
         let most = self.threshold();
         let Some(class) = self.layout.class_of(len) else { return Err(DmaMapError::TooLong { len, most }) };
-        let (kind, group) = (direction.index(), client.group());
-        let Some(index) = self.take_or_refill(class, direction, group, Search::AnyFree)? else {
+        let (kind, group) = (direction.index(), client.group);
+        let Some(index) = self.take_or_refill(class, direction, group, ANY_FREE)? else {
             return Err(DmaMapError::AllTaken { bytes: self.layout.slot_bytes(class) });
         };
         let slot = &self.slots[index];
         let in_hand = self.in_hand(class, kind, index);
-        if slot.group() != group || direction == Direction::Bidirectional {
+        if slot.group.get() != group || direction == Direction::Bidirectional {
             self.wipe(slot, class, kind);
-            slot.set_group(group);
+            slot.group.set(group);
         }
         in_hand.done();
         Ok(self.lend_slot(slot, (class, index), len, direction))
@@ -73,8 +73,8 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
     ) -> (Iova, PhysAddr) {
         let Some(buffer) = slot.buffer() else { broken("a slot in a magazine has a buffer") };
         // If devices write, a wipe takes all of the slot.
-        if direction == Direction::ToDevice && slot.dirty() < len {
-            slot.set_dirty(len);
+        if direction == Direction::ToDevice && slot.dirty.get() < len {
+            slot.dirty.set(len);
         }
         let terms = Terms { direction, copy_in: false, wipe: self.config.wipe, listed: false, offset: 0 };
         // A mapping of 0 bytes copies nothing. The buffer stands for the original, which is not used.
@@ -92,7 +92,7 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
     pub(crate) unsafe fn take_lent_back(&self, iova: Iova) {
         let Some(place) = self.layout.find(iova) else { return };
         let Some(slot) = self.slots.get(place.index) else { return };
-        let Some((kind, offset)) = slot.lent_plainly() else {
+        let Some((kind, offset)) = slot.lent_plainly::<false>() else {
             // SAFETY: clauses 1 and 2 are the caller's.
             return unsafe { self.take_wiped_back(place, iova) };
         };
@@ -101,7 +101,7 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
         }
         // From here on the slot may be lent to another caller.
         slot.set_phase(Phase::Free);
-        self.give_back(place.class, kind, place.index);
+        self.give_back(place.class, kind, place.index, |_| ());
     }
 
     /// As [`take_lent_back`](Self::take_lent_back), for a slot that is zeroed then.

@@ -1,11 +1,14 @@
-//! The memory of buffers: allocated (always zeroed), wiped, freed, and copied in pieces. Callers ensure that no device reaches freed memory.
+//! The memory of buffers: allocated (always zeroed), wiped, copied in pieces, unmapped, and freed. Callers ensure that no device reaches freed memory.
+//! Once the mapper has failed to remove a mapping of the pool's, nothing is confirmed any more, and so no memory is freed.
 
 use super::BouncePool;
-use super::single::Parts;
 use super::slot::{Slot, Toward};
-use crate::addr::{PhysAddr, PhysSegment};
+use crate::addr::{IovaRange, PhysAddr, PhysSegment};
+use crate::invalidation::{Gather, InvalidationError};
 use crate::mapper::Mapper;
+use crate::pgtable::Unmapped;
 use crate::platform::{CopyMemory, FRAME_SIZE, Platform};
+use crate::sync::Ordering;
 
 struct Cursor<'a> {
     pieces: &'a [PhysSegment],
@@ -90,41 +93,34 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
     pub(super) fn wipe(&self, slot: &Slot, class: usize, kind: usize) {
         let Some(buffer) = slot.buffer() else { return };
         // Devices write anywhere in a buffer for writing; other buffers hold only bytes that were copied in.
-        let bytes = if kind == 0 { slot.dirty() } else { self.layout.slot_bytes(class) };
+        let bytes = if kind == 0 { slot.dirty.get() } else { self.layout.slot_bytes(class) };
         if bytes > 0 {
             // SAFETY: the buffer is the pool's own memory, and this caller owns the slot.
             unsafe { self.memory.zero(buffer, bytes) };
         }
-        slot.set_dirty(0);
+        slot.dirty.set(0);
     }
 
-    pub(super) fn each_buffer(&self, parts: &Parts, mut f: impl FnMut(PhysSegment)) {
-        let len = self.domain.granule().bytes();
-        match parts {
-            Parts::Whole(buffer) => buffer.iter().for_each(|piece| f(*piece)),
-            Parts::Split(ends) => {
-                [ends.head, ends.tail]
-                    .into_iter()
-                    .flatten()
-                    .for_each(|(phys, _)| f(PhysSegment { phys, len }));
-            }
-            Parts::Direct { .. } => {}
+    /// Removes the translations of `range`, which the pool has made, and adds all of it to `gather`. Returns whether all were there. If not, another
+    /// caller has removed some by number, perhaps without an invalidation: the gather becomes everything, and the addresses must leak.
+    #[must_use]
+    pub(super) fn unlink(&self, range: IovaRange, gather: &mut Gather) -> bool {
+        let Unmapped { bytes, kept, .. } = self.domain.unlink(range, gather);
+        if kept > 0 {
+            self.still_mapped.fetch_add(kept, Ordering::Relaxed);
         }
+        bytes == range.len()
     }
 
-    /// Frees the buffers of `parts`.
-    ///
-    /// # Safety
-    /// 1. No device reaches them.
-    /// 2. They came from [`alloc`](Self::alloc).
-    pub(super) unsafe fn free_parts(&self, parts: &Parts) {
-        // SAFETY: `free`'s clause 1 is clause 2 here, and its clause 2 is clause 1.
-        self.each_buffer(parts, |piece| unsafe { self.free(piece.phys, piece.len) });
-    }
-
-    pub(super) fn bytes_of(&self, parts: &Parts) -> u64 {
-        let mut bytes = 0;
-        self.each_buffer(parts, |piece| bytes += piece.len);
-        bytes
+    /// Waits until no device reaches what is in `gather`. If the mapper ever failed to remove a mapping of the pool's, returns an error
+    /// from then on. What was mapped as a whole can be unmapped as a whole, so such a mapper has broken its contract; it is unknown which
+    /// memory is safe, and none is freed.
+    pub(super) fn confirm(&self, gather: &Gather) -> Result<(), InvalidationError> {
+        self.domain.confirm(gather)?;
+        // Relaxed: this caller has set it, or the one that handed over its slots.
+        match self.still_mapped.load(Ordering::Relaxed) {
+            0 => Ok(()),
+            bytes => Err(InvalidationError::StillMapped { bytes }),
+        }
     }
 }

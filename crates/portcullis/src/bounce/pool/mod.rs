@@ -34,18 +34,16 @@
 //! finds no memory, and the platform's timer for buffers that were idle [for long](PoolConfig::idle_ns). The pool's account remains
 //! ([`PoolUsage::bookkeeping_bytes`], 64 bytes for each slot), and page tables until the domain [reclaims](Domain::reclaim) them.
 
-// Slots: `layout`, `slot`, `cpu`, `depot`. The pool's ordered map: `single`. Guards: `hands`. Devices: `client`. Each of the following uses the ones
-// before it: `memory`, `unlink`, `idle`, `claim`, `trim`, `refill`, `own`, `split`, `slotted`, `lent`, `device`, `named`; `events` uses `idle`,
-// `claim` and `trim`.
+// Slots: `layout`, `slot`, `cpu`, `depot`. The pool's ordered map: `single`. Guards: `hands`. Each of the following uses the ones
+// before it: `memory`, `events`, `claim`, `trim`, `refill`, `own`, `split`, `slotted`, `lent`, `device`, `named`; `events` uses
+// `claim` and `trim`, too.
 mod claim;
-mod client;
 mod config;
 mod cpu;
 mod depot;
 mod device;
 mod events;
 mod hands;
-mod idle;
 mod layout;
 mod lent;
 mod mapping;
@@ -59,12 +57,11 @@ mod slotted;
 mod split;
 mod syncs;
 mod trim;
-mod unlink;
 mod wanted;
 
-pub(crate) use client::Client;
 pub use config::{Attributes, DeviceProfile, PoolConfig, PoolUsage};
 pub use device::BounceDevice;
+pub(crate) use device::Client;
 pub use mapping::{PoolMapping, Way};
 pub(crate) use own::Rule;
 pub(crate) use slot::Toward;
@@ -75,12 +72,10 @@ use core::mem::ManuallyDrop;
 
 use self::cpu::Cpu;
 use self::depot::Depot;
-use self::idle::Idle;
 use self::layout::Layout;
 use self::single::Singles;
 use self::slot::Slot;
-use self::unlink::StillMapped;
-use self::wanted::Wants;
+use super::deadline::Deadline;
 use crate::addr::IovaRange;
 use crate::domain::Domain;
 use crate::heap::{Shared, SharedPlace, slice, write_fields};
@@ -88,7 +83,7 @@ use crate::mapper::Mapper;
 use crate::percpu::{BiasedLock, CachePadded};
 use crate::platform::{CopyMemory, Platform, events_of};
 use crate::setup::SetupError;
-use crate::sync::Mutex;
+use crate::sync::{AtomicU64, Mutex};
 
 /// The bounce buffers of one domain, shared by its devices: see the [module](self).
 ///
@@ -111,9 +106,13 @@ pub struct BouncePool<M: Mapper, P: Platform, C: CopyMemory> {
     cpus: BiasedLock<Cpu>,
     depots: Box<[CachePadded<Mutex<Depot>>]>,
     singles: Singles,
-    idle: Idle,
-    still_mapped: StillMapped,
-    wants: Wants,
+    /// When the timer looks for idle buffers; and the mappings through slots before it looked last.
+    look: Deadline,
+    bounced: AtomicU64,
+    /// Bytes that the mapper has failed to unmap.
+    still_mapped: AtomicU64,
+    /// Bits of work that maps have left to the timer.
+    wants: AtomicU64,
 }
 
 impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
@@ -156,9 +155,10 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
                 cpus: cpus,
                 depots: depots,
                 singles: Singles::default(),
-                idle: Idle::default(),
-                still_mapped: StillMapped::default(),
-                wants: Wants::default(),
+                look: Deadline::default(),
+                bounced: AtomicU64::new(0),
+                still_mapped: AtomicU64::new(0),
+                wants: AtomicU64::new(0),
                 slots: slots,
                 memory: ManuallyDrop::new(memory),
                 domain: domain,
@@ -196,11 +196,10 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
             let bytes = self.layout.slot_bytes(class);
             let cached = self.cached_slots(class);
             self.with_depot(class, |depot| {
-                let (buffers, peak) = depot.buffers();
-                usage.buffer_bytes += buffers * bytes;
-                usage.peak_buffer_bytes += peak * bytes;
-                usage.cached_bytes += cached.min(buffers) * bytes;
-                usage.unconfirmed_bytes += depot.count_retired() * bytes;
+                usage.buffer_bytes += depot.buffers * bytes;
+                usage.peak_buffer_bytes += depot.peak * bytes;
+                usage.cached_bytes += cached.min(depot.buffers) * bytes;
+                usage.unconfirmed_bytes += depot.retired.slots * bytes;
                 usage.lost_slots += depot.lost;
                 usage.bounced += depot.bounced;
             });

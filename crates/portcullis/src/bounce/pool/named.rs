@@ -4,12 +4,12 @@
 use core::ops::Bound;
 
 use super::BouncePool;
-use super::client::Client;
+use super::device::Client;
 use super::layout::Place;
-use super::single::{Look, Map, Phase, Single};
+use super::single::{Look, Phase, Single};
 use super::slot::Toward;
 use crate::addr::{Iova, IovaRange};
-use crate::bounce::error::{DmaUnmapError, inside};
+use crate::bounce::error::DmaUnmapError;
 use crate::heap::Shared;
 use crate::mapper::Mapper;
 use crate::platform::{CopyMemory, LocalCpu, Platform};
@@ -37,7 +37,7 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
         counted: impl FnOnce(&LocalCpu<'_>),
     ) -> Option<Result<(), DmaUnmapError>> {
         let place = self.layout.find(iova)?;
-        if self.slots[place.index].whose() != client.group() {
+        if self.slots[place.index].whose() != client.group {
             return Some(Err(DmaUnmapError::NotMapped { iova }));
         }
         // SAFETY: clauses 1 to 3 are the caller's.
@@ -65,7 +65,7 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
         copied: bool,
     ) -> Option<Result<(), DmaUnmapError>> {
         let range = IovaRange::of_pages(iova, len, self.domain.granule())?;
-        match self.take_single((range, iova, len), Some(client.group())) {
+        match self.take_single((range, iova, len), Some(client.group)) {
             Ok(None) => None,
             // SAFETY: clauses 1 to 3 are the caller's.
             Ok(Some((claim, single))) => Some(unsafe { self.end_parts(claim, &single, copied) }),
@@ -91,7 +91,7 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
         let nothing = DmaUnmapError::NotMapped { iova: at };
         if let Some(place) = self.layout.find(at) {
             let slot = &self.slots[place.index];
-            let Some(terms) = slot.lent().filter(|_| slot.whose() == client.group()) else {
+            let Some(terms) = slot.lent().filter(|_| slot.whose() == client.group) else {
                 return Some(Err(nothing));
             };
             let begin = Iova::new(place.start + terms.offset);
@@ -101,18 +101,12 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
             return Some(unsafe { self.sync(begin, offset, len, into) });
         }
         let single = self.single_around(at)?;
-        if single.group != client.group() {
+        if single.group != client.group {
             return Some(Err(nothing));
         }
         let offset = at.get().wrapping_sub(single.iova().get());
-        if let Err(error) = inside(single.iova(), single.len, (offset, len)) {
-            return Some(Err(error));
-        }
-        if single.terms.copies(into) {
-            // SAFETY: clauses 1 and 2 are the caller's, for this mapping, whose entry `single` is.
-            unsafe { self.copy_single(&single, offset, len, into) };
-        }
-        Some(Ok(()))
+        // SAFETY: clauses 1 and 2 are the caller's, for this mapping, whose entry `single` is.
+        Some(unsafe { self.sync_single(&single, (offset, len), into) })
     }
 
     /// Ends every mapping of `client`'s group that has buffers, without a copy, and calls `ended` with the bytes of each. O(slots).
@@ -129,7 +123,7 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
     ) -> Result<(), DmaUnmapError> {
         let mut result = Ok(());
         for (index, slot) in self.slots.iter().enumerate() {
-            let Some(terms) = slot.lent().filter(|_| slot.whose() == client.group()) else { continue };
+            let Some(terms) = slot.lent().filter(|_| slot.whose() == client.group) else { continue };
             let class = self.layout.class_of_slot(index);
             let start = self.layout.start_of(class, index);
             let (iova, len) = (Iova::new(start | terms.offset), slot.origin().len);
@@ -142,8 +136,8 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
         let mut from = Bound::Unbounded;
         loop {
             let (claim, mut found) = (self.claim(), None);
-            self.singles.visit(self.domain.platform(), &mut from, |entry| {
-                if !matches!(entry.phase.get(), Phase::Live(_)) || entry.single.group != client.group() {
+            self.visit(&mut from, |entry| {
+                if !matches!(entry.phase.get(), Phase::Live(_)) || entry.single.group != client.group {
                     return Look::On;
                 }
                 entry.phase.set(Phase::Taken(claim.number()));
@@ -165,10 +159,9 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
             return None;
         }
         let range = IovaRange::of_pages(at, 1, self.domain.granule())?;
-        let around = |map: &mut Map| {
+        self.with_singles(|map| {
             let entry = map.noted(range).filter(|entry| matches!(entry.phase.get(), Phase::Live(_)))?;
             Some(entry.single.clone())
-        };
-        self.domain.platform().with_cpu(|_| self.singles.with(around))
+        })
     }
 }

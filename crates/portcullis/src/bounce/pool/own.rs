@@ -5,12 +5,13 @@ use alloc::vec::Vec;
 
 use super::BouncePool;
 use super::claim::Claim;
-use super::client::Client;
+use super::device::Request;
 use super::mapping::{PoolMapping, Way};
 use super::memory::copy_pieces;
-use super::single::{Parts, Phase, Place, Single, find, remember};
+use super::single::{Parts, Phase, Place, Single, find, room};
 use super::slot::{Terms, Toward};
-use crate::addr::{Iova, IovaRange, PhysAddr, PhysSegment};
+use super::split::Cut;
+use crate::addr::{Iova, IovaRange, PhysSegment};
 use crate::bounce::error::{DmaMapError, DmaUnmapError, inside};
 use crate::domain::{AtomicPolicy, Ending as HowItEnds, Fate, MapListError, UnmapError};
 use crate::heap::{OutOfMemory, Shared};
@@ -30,58 +31,68 @@ pub(crate) enum Rule<'a> {
 }
 
 impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
-    /// Maps the `len` bytes of `list` through a single-use buffer.
+    /// Maps through buffers of the mapping's own: all of it; or, with a `cut`, only the ends of a list that has more than a granule, and whose pieces
+    /// touch.
     ///
     /// # Safety
     /// As [`BounceDevice::map`](super::BounceDevice::map).
     #[inline(never)]
-    pub(super) unsafe fn map_single_use<'a>(
+    pub(super) unsafe fn map_buffered<'a>(
         &self,
-        client: &Client,
-        list: &'a [PhysSegment],
-        len: u64,
-        (terms, copied): (Terms, bool),
+        request: &Request<'_, '_>,
+        cut: Option<Cut>,
     ) -> Result<PoolMapping<'a>, DmaMapError> {
-        let phys = list.first().map_or(PhysAddr::new(0), |piece| piece.phys);
-        let bytes = terms.offset.checked_add(len).and_then(|bytes| self.domain.granule().round_up(bytes));
+        let Request { list, origin: PhysSegment { phys, len }, terms, .. } = *request;
+        let granule = self.domain.granule();
+        let (offset, middle, largest, way) = match cut {
+            None => (terms.offset, 0..0, self.threshold(), Way::SingleUse),
+            Some(Cut { head, tail }) => {
+                (phys.page_offset(granule), head..len - tail, granule.bytes(), Way::Split)
+            }
+        };
+        let bytes = offset.checked_add(len).and_then(|bytes| granule.round_up(bytes));
         let bytes = bytes.ok_or(MapListError::Wraps { index: 0, phys, len })?;
-        let original = remember(list)?;
-        let buffer = self.alloc_pieces(bytes)?;
-        let linked = remember(&buffer).inspect_err(|_| {
+        let request = Request { terms: Terms { offset, ..terms }, ..*request };
+        let mut original = room(list.len())?;
+        original.extend_from_slice(list);
+        let buffers = self.alloc_pieces(bytes - (middle.end - middle.start), largest)?;
+        let mut linked = room(buffers.len() + cut.map_or(0, |_| list.len())).inspect_err(|_| {
             // SAFETY: they came from the line above, and nobody else has them.
-            unsafe { self.free_pieces(&buffer) };
+            unsafe { self.free_pieces(&buffers) };
         })?;
-        let parts = Parts::Whole(buffer);
-        if copied && terms.copies_in() {
-            // SAFETY: the original by the caller's clauses 1 and 3; nobody else has the buffer yet.
-            unsafe { self.copy_parts(&parts, &original, (terms.offset, len), (0, len), Toward::Buffer) };
+        let (before, behind) = buffers.split_at(usize::from(middle.start > 0));
+        linked.extend_from_slice(before);
+        if let Some(cut) = cut {
+            cut.push_middle(list, &mut linked);
         }
-        // SAFETY: all of `linked` is the buffer, which came from `alloc` just now (clause 1); nothing else is in it (clause 2).
-        let single = unsafe { self.enter_single(client, (&linked, bytes), original, (len, terms), parts) }?;
-        Ok(PoolMapping { iova: single.iova(), len, way: Way::SingleUse, list: None })
+        linked.extend_from_slice(behind);
+        let parts = Parts { list: original, buffers, middle, neighbours: 0 };
+        // SAFETY: the buffers came from `alloc` just now (1); between them are whole granules of `list`, by the caller's clause 2 (2); the list is
+        // the request's (3).
+        let single = unsafe { self.enter_single(&request, (&linked, bytes), parts) }?;
+        Ok(PoolMapping { iova: single.iova(), len, way, list: None })
     }
 
-    /// Enters the granules of `linked`, `bytes` bytes in all, and adds the mapping to the map. After an error the buffers of `parts` are
-    /// free again, or wait for a later trim.
+    /// Enters a mapping into the map, fills its buffers if the request says so, and maps the granules of `linked`, `bytes` bytes in all. After an
+    /// error the buffers of `parts` are free again, or wait for a later trim.
     ///
     /// # Safety
     /// 1. The buffers of `parts` came from `alloc`, and nothing but the pool's copies uses them.
     /// 2. All else in `linked` is the caller's to open, by [`BounceDevice::map`](super::BounceDevice::map)'s clauses 1 to 3.
+    /// 3. As [`BounceDevice::map`](super::BounceDevice::map), clauses 1 and 3, for the list of `parts`.
     #[inline(never)]
     pub(super) unsafe fn enter_single(
         &self,
-        client: &Client,
+        request: &Request<'_, '_>,
         (linked, bytes): (&[PhysSegment], u64),
-        list: Vec<PhysSegment>,
-        (len, terms): (u64, Terms),
-        parts: Parts,
+        mut parts: Parts,
     ) -> Result<Shared<Single>, DmaMapError> {
+        let Request { client, origin: PhysSegment { len, .. }, terms, copied, .. } = *request;
         let mut claim = self.claim();
-        let (mut list, mut parts) = (list, parts);
         // Each round but the last leaks addresses of another mapping, which a caller has ended by number before its owner did.
         let single = loop {
             let memory = || Place::new().map_err(|OutOfMemory| DmaMapError::OutOfMemory);
-            let reserve = |place| match self.domain.reserve(bytes, client.limit()) {
+            let reserve = |place| match self.domain.reserve(bytes, Iova::new(client.profile.mask)) {
                 Ok(reserved) => Ok((place, reserved.into_range())),
                 Err(error) => Err(DmaMapError::List(error.into())),
             };
@@ -89,16 +100,20 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
                 Ok(both) => both,
                 Err(error) => {
                     // SAFETY: the buffers came from `alloc` by clause 1, and no device has them yet.
-                    unsafe { self.free_parts(&parts) };
+                    unsafe { self.free_pieces(&parts.buffers) };
                     claim.done();
                     return Err(error);
                 }
             };
-            match claim.enter(place, Single { range, len, group: client.group(), terms, list, parts }) {
+            match claim.enter(place, Single { range, len, group: client.group, terms, parts }) {
                 Ok(single) => break single,
-                Err(single) => (list, parts) = (single.list, single.parts),
+                Err(single) => parts = single.parts,
             }
         };
+        if copied && terms.copies_in() {
+            // SAFETY: the original by clause 3; the claim owns the buffers (1).
+            unsafe { self.copy_single(&single, (0, len), Toward::Buffer) };
+        }
         // SAFETY: clauses 1 and 2 are the caller's.
         unsafe { self.link_single(claim, single, linked) }
     }
@@ -141,7 +156,7 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
     /// Leaves a mapping whose unmap is not confirmed, with its buffers and addresses, to a later trim. Its bytes of the original count as
     /// open until a flush is confirmed, which the domain retries.
     fn wait_for_trim(&self, single: &Single) {
-        let open = single.range.len().saturating_sub(self.bytes_of(&single.parts));
+        let open = single.range.len().saturating_sub(single.parts.buffer_bytes());
         if open > 0 {
             self.domain.leave_open(open);
         }
@@ -182,7 +197,7 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
         let claim = self.claim();
         // The caller may have given up its only token for this call: if the search panics, the addresses leak.
         let changing = self.domain.changing(range);
-        let found = self.find_single(range, iova, Some(len), (Some(claim.number()), group));
+        let found = self.with_singles(|map| find(map, range, iova, Some(len), (Some(claim.number()), group)));
         changing.done();
         if let Ok(Some(single)) = found {
             return Ok(Some((claim, single)));
@@ -209,12 +224,12 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
         single: &Single,
     ) -> Result<(), DmaUnmapError> {
         let start = single.range.start();
-        if let Parts::Direct { neighbours } = single.parts {
+        if single.parts.buffers.is_empty() {
             // First out of the map: once the domain has the addresses, anybody may own them.
             let changing = claim.forget(start);
             changing.done();
             claim.done();
-            return Ok(self.end_direct(rule, single.range, neighbours)?);
+            return Ok(self.end_direct(rule, single.range, single.parts.neighbours)?);
         }
         // SAFETY: clauses 1 to 3 are the caller's.
         unsafe { self.end_parts(claim, single, true) }
@@ -237,11 +252,13 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
         if copied && single.terms.copies_out() {
             fence(Ordering::Acquire);
             // SAFETY: the original by the caller's clause 2; the buffers are the mapping's until it is released.
-            unsafe { self.copy_single(single, 0, single.len, Toward::Original) };
+            unsafe { self.copy_single(single, (0, single.len), Toward::Original) };
         }
         if single.terms.wipe {
-            // SAFETY: the claim owns the mapping's buffers until they are released.
-            unsafe { self.wipe_parts(&single.parts) };
+            for piece in &single.parts.buffers {
+                // SAFETY: the buffers are the pool's memory, and the claim owns them until they are released.
+                unsafe { self.memory.zero(piece.phys, piece.len) };
+            }
         }
         let Err(error) = confirmed else {
             claim.end(start, lost);
@@ -250,11 +267,8 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
         claim.set(start, Phase::Unconfirmed, lost);
         claim.done();
         self.wait_for_trim(single);
-        match single.parts {
-            // The device never had the original. The buffer waits for a trim.
-            Parts::Whole(_) => Ok(()),
-            _ => Err(DmaUnmapError::Unconfirmed { error }),
-        }
+        // A device that never had any of the original does not have it now. The buffers wait for a trim.
+        if single.parts.middle.is_empty() { Ok(()) } else { Err(DmaUnmapError::Unconfirmed { error }) }
     }
 
     /// Syncs `len` bytes from `offset` on of a mapping with addresses outside of the slots. A direct mapping needs no copy, and except for lists with
@@ -271,86 +285,60 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
     ) -> Result<(), DmaUnmapError> {
         let range =
             IovaRange::of_pages(iova, 1, self.domain.granule()).ok_or(DmaUnmapError::NotMapped { iova })?;
-        let Some(single) = self.find_single(range, iova, None, (None, None))? else { return Ok(()) };
-        inside(iova, single.len, (offset, len))?;
-        if single.terms.copies(into) {
-            // SAFETY: clauses 1 and 2 are the caller's, for this mapping.
-            unsafe { self.copy_single(&single, offset, len, into) };
+        if self.singles.count() == 0 {
+            return Ok(());
         }
-        Ok(())
+        let found = self.with_singles(|map| find(map, range, iova, None, (None, None)))?;
+        // SAFETY: clauses 1 and 2 are the caller's, for this mapping.
+        found.map_or(Ok(()), |single| unsafe { self.sync_single(&single, (offset, len), into) })
     }
 
-    fn find_single(
+    /// # Safety
+    /// As [`sync_for_cpu`](Self::sync_for_cpu), for this mapping.
+    pub(super) unsafe fn sync_single(
         &self,
-        range: IovaRange,
-        iova: Iova,
-        len: Option<u64>,
-        by: (Option<u64>, Option<u64>),
-    ) -> Result<Option<Shared<Single>>, DmaUnmapError> {
-        if self.singles.count() == 0 {
-            return Ok(None);
+        single: &Single,
+        (offset, len): (u64, u64),
+        into: Toward,
+    ) -> Result<(), DmaUnmapError> {
+        inside(single.iova(), single.len, (offset, len))?;
+        if single.terms.copies(into) {
+            // SAFETY: clauses 1 and 2 are the caller's.
+            unsafe { self.copy_single(single, (offset, len), into) };
         }
-        self.domain.platform().with_cpu(|_| self.singles.with(|map| find(map, range, iova, len, by)))
+        Ok(())
     }
 
     /// Copies `len` bytes from `offset` on between a mapping's buffers and its original.
     ///
     /// # Safety
-    /// As [`copy_parts`](Self::copy_parts), for this mapping.
-    pub(super) unsafe fn copy_single(&self, single: &Single, offset: u64, len: u64, into: Toward) {
-        let whole = (single.terms.offset, single.len);
-        // SAFETY: clause 1 is the caller's.
-        unsafe { self.copy_parts(&single.parts, &single.list, whole, (offset, len), into) };
-    }
-
-    /// Copies `len` bytes from `offset` on between `parts` and the `total` bytes of `list`, whose first is `skip` bytes into its granule.
-    ///
-    /// # Safety
-    /// 1. Only devices and atomic accesses touch these bytes of the original and of the buffers of `parts` meanwhile, and all are memory.
+    /// 1. Only devices and atomic accesses touch these bytes of the original and of the buffers meanwhile, and all are memory.
     #[inline(never)]
-    pub(super) unsafe fn copy_parts(
-        &self,
-        parts: &Parts,
-        list: &[PhysSegment],
-        (skip, total): (u64, u64),
-        (offset, len): (u64, u64),
-        into: Toward,
-    ) {
-        // Copies these bytes, as far as they lie between `first` and `end` of the mapping, whose part is in `buffer`.
-        let part = |buffer: &[PhysSegment], skip: u64, first: u64, end: u64| {
+    unsafe fn copy_single(&self, single: &Single, (offset, len): (u64, u64), into: Toward) {
+        let Parts { list, buffers, middle, .. } = &single.parts;
+        // The buffers hold the bytes before and behind the middle, one after the other.
+        let behind = (middle.end, single.len, middle.end - middle.start);
+        for (first, end, skipped) in [(0, middle.start, 0), behind] {
             let (from, to) = (offset.max(first), (offset + len).min(end));
             if from >= to {
-                return;
+                continue;
             }
-            let buffer = (buffer, skip + (from - first));
+            let buffer = (&buffers[..], single.terms.offset + from - skipped);
             let (source, target) = match into {
-                Toward::Buffer => ((list, from), buffer),
-                Toward::Original => (buffer, (list, from)),
+                Toward::Buffer => ((&list[..], from), buffer),
+                Toward::Original => (buffer, (&list[..], from)),
             };
             // SAFETY: `copy`'s clauses: the bytes are memory, and nobody else's meanwhile, by clause 1; a buffer overlaps no original.
             unsafe { copy_pieces(&*self.memory, source, target, to - from, into) };
-        };
-        let granule = |phys| [PhysSegment { phys, len: self.domain.granule().bytes() }];
-        match parts {
-            Parts::Whole(buffer) => part(buffer, skip, 0, total),
-            Parts::Split(ends) => {
-                if let Some((phys, bytes)) = ends.head {
-                    part(&granule(phys), skip, 0, bytes);
-                }
-                if let Some((phys, bytes)) = ends.tail {
-                    part(&granule(phys), 0, total - bytes, total);
-                }
-            }
-            Parts::Direct { .. } => {}
         }
     }
 
-    /// Allocates `bytes` bytes of zeroed memory, a multiple of the granule, in the largest pieces available.
+    /// Allocates `bytes` bytes of zeroed memory, a multiple of the granule, in the largest pieces available, up to `largest` bytes.
     #[inline(never)]
-    fn alloc_pieces(&self, bytes: u64) -> Result<Vec<PhysSegment>, DmaMapError> {
+    fn alloc_pieces(&self, bytes: u64, largest: u64) -> Result<Vec<PhysSegment>, DmaMapError> {
         let granule = self.domain.granule().bytes();
         let mut pieces = Vec::new();
-        let mut piece = self.threshold();
+        let mut piece = largest;
         let mut left = bytes;
         let mut result = Ok(());
         while left > 0 && result.is_ok() {
@@ -379,15 +367,8 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
     }
 
     /// # Safety
-    /// 1. This caller owns the buffers of `parts`, which only devices access meanwhile.
-    unsafe fn wipe_parts(&self, parts: &Parts) {
-        // SAFETY: clause 1 is the caller's; the buffers are the pool's memory.
-        self.each_buffer(parts, |piece| unsafe { self.memory.zero(piece.phys, piece.len) });
-    }
-
-    /// # Safety
     /// As [`free`](Self::free), for each.
-    unsafe fn free_pieces(&self, pieces: &[PhysSegment]) {
+    pub(super) unsafe fn free_pieces(&self, pieces: &[PhysSegment]) {
         for piece in pieces {
             // SAFETY: clauses 1 and 2 are the caller's.
             unsafe { self.free(piece.phys, piece.len) };

@@ -4,7 +4,7 @@
 use super::BouncePool;
 use super::hands::Populating;
 use super::slot::{Phase, Slot};
-use super::wanted::{Search, Wanted};
+use super::wanted;
 use crate::addr::{Direction, PhysAddr, PhysSegment};
 use crate::bounce::error::DmaMapError;
 use crate::domain::{Fate, LinkFailed};
@@ -12,8 +12,11 @@ use crate::guard::Guard;
 use crate::mapper::Mapper;
 use crate::platform::{CopyMemory, LocalCpu, Platform};
 
-/// [`Search::ManyFree`] takes free slots of other CPUs and kinds only if at least 1/`WORTH_COLLECTING` of the class's slots are free.
-const WORTH_COLLECTING: u64 = 8;
+/// For a map that has another way: it takes free slots of other CPUs and kinds only if at least 1/`MANY_FREE` of the class's slots are free.
+pub(super) const MANY_FREE: u64 = 8;
+
+/// For a caller that gets nothing without a slot.
+pub(super) const ANY_FREE: u64 = u64::MAX;
 
 /// Slots whose permissions change at once.
 const CHANGED_AT_ONCE: u64 = 16;
@@ -34,7 +37,7 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
             let class = self.layout.class_of(bytes)?;
             let (index, slot) = self.cpus.with(Some(this_cpu), |cpu| {
                 cpu.pop_if(&self.slots, class, kind, |slot| {
-                    if FILLED { slot.whose() == group } else { slot.group() == group }
+                    if FILLED { slot.whose() == group } else { slot.group.get() == group }
                 })
             })??;
             counted(this_cpu);
@@ -65,15 +68,9 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
     }
 
     /// Takes back a slot whose buffer is mapped for `kind`. O(1), without an atomic read-modify-write; takes the depot's lock once if a
-    /// magazine must go there.
+    /// magazine must go there. Calls `counted` with the CPU if that keeps the slot at once.
     #[inline(always)]
-    pub(super) fn give_back(&self, class: usize, kind: usize, index: usize) {
-        self.give_back_counted(class, kind, index, |_| ());
-    }
-
-    /// The same; calls `counted` with the CPU if that keeps the slot at once.
-    #[inline(always)]
-    pub(super) fn give_back_counted(
+    pub(super) fn give_back(
         &self,
         class: usize,
         kind: usize,
@@ -116,17 +113,18 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
         });
     }
 
-    /// Takes a slot of `class` that is mapped for `direction`: a waiting one, or else by [`refill`](Self::refill).
+    /// Takes a slot of `class` that is mapped for `direction`: a waiting one, or else by [`refill`](Self::refill), which takes those of other CPUs and
+    /// directions if 1/`share` of the class's slots are free.
     #[inline]
     pub(super) fn take_or_refill(
         &self,
         class: usize,
         direction: Direction,
         group: u64,
-        search: Search,
+        share: u64,
     ) -> Result<Option<usize>, DmaMapError> {
         let taken = self.take(class, direction.index());
-        if taken.is_some() { Ok(taken) } else { self.refill(class, direction, group, search) }
+        if taken.is_some() { Ok(taken) } else { self.refill(class, direction, group, share) }
     }
 
     /// Takes a slot of `class` for `direction` where none was waiting: one with new memory, if the class has a slot without a buffer; else
@@ -141,11 +139,11 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
         class: usize,
         direction: Direction,
         group: u64,
-        search: Search,
+        share: u64,
     ) -> Result<Option<usize>, DmaMapError> {
         let mut empty = self.populating(class);
         self.with_depot(class, |depot| empty.index = depot.take_empty(&self.slots));
-        if empty.index.is_none() && self.rebalance_now(class, direction, search) {
+        if empty.index.is_none() && self.rebalance_now(class, direction, share) {
             let found = self.take(class, direction.index());
             if found.is_some() {
                 return Ok(found);
@@ -153,30 +151,17 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
             self.with_depot(class, |depot| empty.index = depot.take_empty(&self.slots));
         }
         let Some(index) = empty.index else { return Ok(None) };
-        self.populate(class, empty, index, direction, group)?;
+        let bytes = self.layout.slot_bytes(class);
+        let Some(buffer) = self.alloc(bytes) else {
+            drop(empty);
+            return Err(self.no_buffer(bytes));
+        };
+        self.open(class, empty, (index, buffer), direction, group)?;
         Ok(Some(index))
     }
 
-    /// Gives a slot memory, and maps it. On failure the slot goes back where it came from; or to a trim, if devices may still reach the
-    /// memory; and it leaks if another caller's translation was met at its addresses.
-    #[inline(never)]
-    fn populate(
-        &self,
-        class: usize,
-        populating: Populating<'_, M, P, C>,
-        index: usize,
-        direction: Direction,
-        group: u64,
-    ) -> Result<(), DmaMapError> {
-        let bytes = self.layout.slot_bytes(class);
-        let Some(buffer) = self.alloc(bytes) else {
-            drop(populating);
-            return Err(self.no_buffer(bytes));
-        };
-        self.open(class, populating, (index, buffer), direction, group)
-    }
-
-    /// Maps `buffer`, just allocated, at a slot. Out of line, as the allocation needs much of the stack before this, where it trims.
+    /// Maps `buffer`, just allocated, at a slot. On failure the slot goes back where it came from; or to a trim, if devices may still reach the
+    /// memory; and it leaks if another caller's translation was met at its addresses. Out of line, as the allocation needs much of the stack before this, where it trims.
     #[inline(never)]
     fn open(
         &self,
@@ -198,8 +183,8 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
         let linked = unsafe { self.domain.link(range, &[piece], direction.permissions().into(), None) };
         match linked {
             Ok(()) => {
-                slot.set_group(group);
-                slot.set_dirty(0);
+                slot.group.set(group);
+                slot.dirty.set(0);
                 self.with_depot(class, |depot| {
                     populating.is_counted = true;
                     depot.gained(1);
@@ -226,7 +211,7 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
                     depot.lost += u64::from(is_lost);
                     if remains.reachable {
                         depot.gained(1);
-                        depot.put_retired(&self.slots, index);
+                        depot.retired.push(&self.slots, index);
                     } else if !is_lost {
                         depot.put_empty(&self.slots, index);
                     }
@@ -239,25 +224,24 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
         }
     }
 
-    /// As [`rebalance`](Self::rebalance), if maps may wait; else leaves it to [`maintain`](Self::maintain).
-    fn rebalance_now(&self, class: usize, direction: Direction, search: Search) -> bool {
-        if self.domain.is_at_once() {
-            self.want(Wanted::Slots { class, direction, search });
+    /// For an exhausted class: if 1/`share` of its slots are free, [rebalances](Self::rebalance) it; or, where maps may not wait, leaves that to
+    /// [`maintain`](Self::maintain). Returns whether there may be a slot now.
+    fn rebalance_now(&self, class: usize, direction: Direction, share: u64) -> bool {
+        let free = self.cached_slots(class);
+        if free == 0 || free.saturating_mul(share) < self.layout.slots(class) as u64 {
             return false;
         }
-        self.rebalance(class, direction, search)
+        if self.domain.is_at_once() {
+            self.want(wanted::slots(class, direction));
+            return false;
+        }
+        self.rebalance(class, direction)
     }
 
-    /// For an exhausted class: moves free slots of all CPUs to the depots, if the class has enough for `search`; and if none is for
-    /// `direction`, evicts some of the others. Returns whether there may be a slot now.
+    /// Moves free slots of all CPUs to the depots; and if none of `class` is for `direction`, evicts some of the others. Returns whether there may
+    /// be a slot now.
     #[inline(never)]
-    pub(super) fn rebalance(&self, class: usize, direction: Direction, search: Search) -> bool {
-        let free = self.cached_slots(class);
-        let is_worth_it =
-            search == Search::AnyFree || free * WORTH_COLLECTING >= self.layout.slots(class) as u64;
-        if free == 0 || !is_worth_it {
-            return false;
-        }
+    pub(super) fn rebalance(&self, class: usize, direction: Direction) -> bool {
         self.collect(None);
         let kind = direction.index();
         let mut evicted = self.evicted();
@@ -268,7 +252,7 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
             }
         }
         // Unconfirmed slots are out of use until a later trim.
-        evicted.is_empty() || self.free_evicted(&mut evicted).is_ok()
+        (evicted.list.slots == 0 && evicted.gather.is_empty()) || self.free_evicted(&mut evicted).is_ok()
     }
 
     /// Allocates `bytes` bytes of zeroed memory, a multiple of the granule. Without memory, evicts idle buffers, which may wait for hardware and for
@@ -276,7 +260,7 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
     pub(crate) fn alloc(&self, bytes: u64) -> Option<PhysAddr> {
         self.try_alloc(bytes).or_else(|| {
             if self.domain.is_at_once() {
-                self.want(Wanted::Memory);
+                self.want(wanted::MEMORY);
                 return None;
             }
             let made_room = self.trim(0).is_ok_and(|bytes| bytes > 0);

@@ -4,17 +4,15 @@ use alloc::boxed::Box;
 use alloc::vec::Vec;
 use core::cell::Cell;
 use core::mem::MaybeUninit;
-use core::ops::Bound;
+use core::ops::{Bound, Range};
 
 use intrusive_collections::rbtree::CursorMut;
 use intrusive_collections::{Bound as At, KeyAdapter, RBTree, RBTreeLink, intrusive_adapter};
 
 use super::slot::Terms;
-use crate::addr::{Iova, IovaRange, PhysAddr, PhysSegment};
+use crate::addr::{Iova, IovaRange, PhysSegment};
 use crate::bounce::error::{DmaMapError, DmaUnmapError};
 use crate::heap::{OutOfMemory, Shared, SharedPlace, empty_box};
-use crate::invalidation::SLICE;
-use crate::platform::Platform;
 use crate::sync::{AtomicU64, Mutex, Ordering};
 
 /// One mapping, constant for its life.
@@ -26,7 +24,6 @@ pub(super) struct Single {
     pub len: u64,
     pub group: u64,
     pub terms: Terms,
-    pub list: Vec<PhysSegment>,
     pub parts: Parts,
 }
 
@@ -37,22 +34,23 @@ impl Single {
     }
 }
 
-/// The memory between the device and the original.
-#[derive(Debug)]
-pub(super) enum Parts {
-    /// A buffer for all of it, in pieces.
-    Whole(Vec<PhysSegment>),
-    /// Granules for its beginning and its end.
-    Split(Ends),
-    /// None; `neighbours` bytes share the granules of the original.
-    Direct { neighbours: u64 },
+/// The memory of a mapping.
+#[derive(Debug, Default)]
+pub(super) struct Parts {
+    /// The original, for copies.
+    pub list: Vec<PhysSegment>,
+    /// The buffers for what is before and behind the middle, in the order of addresses. A direct mapping has none, and only that.
+    pub buffers: Vec<PhysSegment>,
+    /// The bytes of the mapping that the device reaches in the original.
+    pub middle: Range<u64>,
+    /// Bytes that share the granules of the original of a direct mapping.
+    pub neighbours: u64,
 }
 
-/// The bounced ends of a split mapping: a granule's memory, and the bytes of the mapping in it.
-#[derive(Debug, Clone, Copy)]
-pub(super) struct Ends {
-    pub head: Option<(PhysAddr, u64)>,
-    pub tail: Option<(PhysAddr, u64)>,
+impl Parts {
+    pub(super) fn buffer_bytes(&self) -> u64 {
+        self.buffers.iter().map(|piece| piece.len).sum()
+    }
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -159,19 +157,13 @@ impl Map {
         removed
     }
 
-    pub(super) fn retain(&mut self, keep: impl Fn(&Entry) -> bool) {
-        let mut at = self.tree.front_mut();
-        while let Some(entry) = at.get() {
-            if keep(entry) {
-                at.move_next();
-            } else {
-                drop(Self::remove_at(&mut at, &mut self.len));
-            }
-        }
-    }
-
-    /// Calls `f` with at most `most` entries, as [`Singles::visit`]. Returns whether there may be more.
-    fn visit(&mut self, from: &mut Bound<Iova>, most: usize, f: &mut impl FnMut(&Entry) -> Look) -> bool {
+    /// Calls `f` with at most `most` entries behind `from`, where it leaves the place to go on. Returns whether there may be more.
+    pub(super) fn visit(
+        &mut self,
+        from: &mut Bound<Iova>,
+        most: usize,
+        f: &mut impl FnMut(&Entry) -> Look,
+    ) -> bool {
         let mut at = self.tree.lower_bound_mut(at_of(from));
         for _ in 0..most {
             let Some(entry) = at.get() else { return false };
@@ -222,18 +214,6 @@ impl Singles {
         self.count.store(map.len, Ordering::Relaxed);
         result
     }
-
-    /// Calls `f` with one entry after the other, until it stops. Takes the lock, with a CPU lent, for 64 entries at a time, so that neither
-    /// is held for long. Mappings that come or go meanwhile may be missed. Begins at `from`, and leaves there where to go on.
-    pub(super) fn visit<P: Platform>(
-        &self,
-        platform: &P,
-        from: &mut Bound<Iova>,
-        mut f: impl FnMut(&Entry) -> Look,
-    ) {
-        let mut slice = |map: &mut Map| map.visit(from, SLICE, &mut f);
-        while self.count() > 0 && platform.with_cpu(|_| self.with(&mut slice)) {}
-    }
 }
 
 /// Finds the open mapping of `len` bytes (`None`: any length) at `iova`, in the granules `range`. `Ok(None)` if the map knows nothing of these
@@ -265,10 +245,8 @@ pub(super) fn find(
     Ok(Some(entry.single.clone()))
 }
 
-pub(super) fn remember(list: &[PhysSegment]) -> Result<Vec<PhysSegment>, DmaMapError> {
-    let mut copy = Vec::new();
-    let pieces = list.len();
-    copy.try_reserve_exact(pieces).map_err(|_| DmaMapError::OutOfMemory)?;
-    copy.extend_from_slice(list);
-    Ok(copy)
+pub(super) fn room(pieces: usize) -> Result<Vec<PhysSegment>, DmaMapError> {
+    let mut list = Vec::new();
+    list.try_reserve_exact(pieces).map_err(|_| DmaMapError::OutOfMemory)?;
+    Ok(list)
 }

@@ -113,16 +113,16 @@ pub(super) struct Slot {
     state: LocalU64,
     /// Where the buffer is, or [`NO_BUFFER`].
     buffer: LocalU64,
-    /// The [link](link_to) to the next slot in a list or magazine.
-    next: LocalU64,
+    /// The [link](link_to) to the next slot in a [`Magazine`].
+    pub next: LocalU64,
     /// The address of the original, if it is one piece. In the first slot of a magazine: the link to the next magazine.
     origin: LocalU64,
     /// Bytes of the mapping. In the first slot of a magazine: the magazine's slots.
     len: LocalU64,
-    /// The group that used the buffer last.
-    group: LocalU64,
+    /// The group that used the buffer last, with [`CPU_BYTES`] where it holds a CPU's.
+    pub group: LocalU64,
     /// Bytes from the buffer's start that may have been copied in since it was last wiped.
-    dirty: LocalU64,
+    pub dirty: LocalU64,
     /// The original, if it is a list; or memory for the next one.
     pub list: Parked<Pieces>,
 }
@@ -132,23 +132,44 @@ pub(super) struct Pieces(pub Vec<PhysSegment>);
 
 /// The link to slot `index`; 0 is no slot.
 #[inline]
-pub(super) const fn link_to(index: usize) -> u64 {
+pub(super) fn link_to(index: usize) -> u64 {
     index as u64 + 1
 }
 
 #[inline]
-pub(super) const fn index_of(link: u64) -> Option<usize> {
-    match link.checked_sub(1) {
-        Some(index) => Some(index as usize),
-        None => None,
-    }
+fn index_of(link: u64) -> Option<usize> {
+    Some(link.checked_sub(1)? as usize)
 }
 
-/// Linked slots: the link to the first, and their number, which is never 0 in a depot.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+/// A list of slots, linked through them, newest first: the link to the first (0 in an empty list), and their number. Each operation is O(1).
+#[derive(Debug, Clone, Copy, Default)]
 pub(super) struct Magazine {
-    pub first: u64,
+    pub link: u64,
     pub slots: u64,
+}
+
+impl Magazine {
+    pub(super) fn first(self) -> Option<usize> {
+        index_of(self.link)
+    }
+
+    /// Adds a slot that is in no other list.
+    #[inline]
+    pub(super) fn push(&mut self, slots: &[Slot], index: usize) {
+        if let Some(slot) = slots.get(index) {
+            slot.next.set(self.link);
+            *self = Self { link: link_to(index), slots: self.slots + 1 };
+        }
+    }
+
+    #[inline]
+    pub(super) fn pop<'a>(&mut self, slots: &'a [Slot]) -> Option<(usize, &'a Slot)> {
+        let left = self.slots.checked_sub(1)?;
+        let index = index_of(self.link)?;
+        let slot = slots.get(index)?;
+        *self = Self { link: slot.next.get(), slots: left };
+        Some((index, slot))
+    }
 }
 
 impl Slot {
@@ -191,20 +212,13 @@ impl Slot {
         self.state.set(Phase::Live as u64 | terms.encode());
     }
 
-    /// The direction's number and the offset of the slot's mapping, if that is of one piece, without copy-in or wipe.
+    /// The direction's number and the offset of the slot's mapping, if that is of one piece, without wipe or (except when `FILLED`) copy-in.
     #[inline]
-    pub(super) fn lent_plainly(&self) -> Option<(usize, u64)> {
+    pub(super) fn lent_plainly<const FILLED: bool>(&self) -> Option<(usize, u64)> {
         let state = self.state.get();
-        let plain = state & (PHASE | COPY_IN | WIPE | LISTED) == Phase::Live as u64;
+        let special = WIPE | LISTED | if FILLED { 0 } else { COPY_IN };
+        let plain = state & (PHASE | special) == Phase::Live as u64;
         plain.then_some(((state >> DIRECTION_SHIFT & 3) as usize, state >> OFFSET_SHIFT))
-    }
-
-    /// As [`lent_plainly`](Self::lent_plainly), with or without copy-in.
-    #[inline]
-    pub(super) fn lent_simply(&self) -> Option<(usize, u64)> {
-        let state = self.state.get();
-        let simple = state & (PHASE | WIPE | LISTED) == Phase::Live as u64;
-        simple.then_some(((state >> DIRECTION_SHIFT & 3) as usize, state >> OFFSET_SHIFT))
     }
 
     #[inline]
@@ -229,50 +243,20 @@ impl Slot {
         self.buffer.set(buffer.map_or(NO_BUFFER, PhysAddr::get));
     }
 
-    #[inline]
-    pub(super) fn next(&self) -> u64 {
-        self.next.get()
-    }
-
-    #[inline]
-    pub(super) fn set_next(&self, link: u64) {
-        self.next.set(link);
-    }
-
     /// For the first slot of a magazine: the link to the next magazine, and this one's slots.
-    pub(super) fn magazine(&self) -> (u64, u64) {
-        (self.origin.get(), self.len.get())
+    pub(super) fn magazine(&self) -> Magazine {
+        Magazine { link: self.origin.get(), slots: self.len.get() }
     }
 
-    pub(super) fn set_magazine(&self, next_magazine: u64, slots: u64) {
-        self.origin.set(next_magazine);
-        self.len.set(slots);
-    }
-
-    #[inline]
-    pub(super) fn group(&self) -> u64 {
-        self.group.get()
+    pub(super) fn set_magazine(&self, magazine: Magazine) {
+        self.origin.set(magazine.link);
+        self.len.set(magazine.slots);
     }
 
     /// The group of the buffer's bytes, whether or not some of them are a CPU's.
     #[inline]
     pub(super) fn whose(&self) -> u64 {
         self.group.get() & !CPU_BYTES
-    }
-
-    #[inline]
-    pub(super) fn set_group(&self, group: u64) {
-        self.group.set(group);
-    }
-
-    #[inline]
-    pub(super) fn dirty(&self) -> u64 {
-        self.dirty.get()
-    }
-
-    #[inline]
-    pub(super) fn set_dirty(&self, bytes: u64) {
-        self.dirty.set(bytes);
     }
 }
 

@@ -4,6 +4,7 @@
 use alloc::boxed::Box;
 
 use super::BouncePool;
+use super::device::Request;
 use super::layout::Place;
 use super::mapping::{PoolMapping, Way};
 use super::memory::copy_pieces;
@@ -22,38 +23,35 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
     ///
     /// # Safety
     /// As [`BounceDevice::map`](super::BounceDevice::map), clauses 1 to 3; 4. this caller owns the slot.
-    #[inline(never)]
+    #[inline]
     pub(super) unsafe fn map_slot<'a>(
         &self,
-        list: &[PhysSegment],
-        len: u64,
+        request: &Request<'_, '_>,
         (class, index): (usize, usize),
-        (terms, copied): (Terms, bool),
-        group: u64,
     ) -> Result<PoolMapping<'a>, DmaMapError> {
+        let (terms, group) = (request.terms, request.client.group);
         let (slot, kind) = (&self.slots[index], terms.direction.index());
         let in_hand = self.in_hand(class, kind, index);
         if terms.listed
-            && let Err(error) = park(slot, list)
+            && let Err(error) = park(slot, request.list)
         {
             in_hand.done();
-            self.give_back(class, kind, index);
+            self.give_back(class, kind, index, |_| ());
             return Err(error);
         }
         // A mapping that overwrites all of its bytes shows a driver nothing of a CPU's.
-        let fits = if terms.copy_in { slot.whose() == group } else { slot.group() == group };
+        let fits = if terms.copy_in { slot.whose() == group } else { slot.group.get() == group };
         if !fits {
             self.wipe(slot, class, kind);
-            slot.set_group(group);
+            slot.group.set(group);
         }
         in_hand.done();
-        let origin = PhysSegment { phys: list.first().map_or(PhysAddr::new(0), |piece| piece.phys), len };
+        let list = terms.listed.then_some(request.list);
         // SAFETY: clauses 1 and 3 are the caller's (`fill`, 1); it owns the slot (`fill`, 2), whose bytes are the group's now (`fill`, 3).
-        Ok(unsafe { self.fill(slot, (class, index), origin, terms.listed.then_some(list), (terms, copied)) })
+        Ok(unsafe { self.fill(slot, (class, index), request.origin, list, (terms, request.copied)) })
     }
 
-    /// Lends a slot to a mapping of `list`, or of `origin` where there is no list; a list begins at `origin` and is as long. The buffer is
-    /// filled now, if `copied`; else by a later sync.
+    /// Lends a slot to a mapping of `list`, or of `origin` where there is no list. The buffer is filled now, if `copied`; else by a later sync.
     ///
     /// # Safety
     /// 1. As [`BounceDevice::map`](super::BounceDevice::map), clauses 1 and 3.
@@ -65,15 +63,14 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
         &self,
         slot: &Slot,
         (class, index): (usize, usize),
-        origin: PhysSegment,
+        PhysSegment { phys, len }: PhysSegment,
         list: Option<&[PhysSegment]>,
         (terms, copied): (Terms, bool),
     ) -> PoolMapping<'a> {
-        let PhysSegment { phys, len } = origin;
         let in_hand = self.in_hand(class, terms.direction.index(), index);
         if terms.copies_in() {
-            if terms.direction == Direction::ToDevice && slot.dirty() < terms.offset + len {
-                slot.set_dirty(terms.offset + len);
+            if terms.direction == Direction::ToDevice && slot.dirty.get() < terms.offset + len {
+                slot.dirty.set(terms.offset + len);
             }
             let Some(buffer) = slot.buffer() else { broken("a slot in a magazine has a buffer") };
             let at = PhysAddr::new(buffer.get() + terms.offset);
@@ -157,8 +154,7 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
     ) -> bool {
         let Some(Place { class, index, start }) = self.layout.find(iova) else { return false };
         let Some(slot) = self.slots.get(index) else { return false };
-        let lent = if FILLED { slot.lent_simply() } else { slot.lent_plainly() };
-        let Some((kind, offset)) = lent else { return false };
+        let Some((kind, offset)) = slot.lent_plainly::<FILLED>() else { return false };
         let origin = slot.origin();
         if origin.len != len || start + offset != iova.get() {
             return false;
@@ -174,11 +170,11 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
             unsafe { self.memory.copy_out(PhysAddr::new(buffer.get() + offset), origin.phys, len) };
             if FILLED && kind == Direction::FromDevice.index() {
                 // As in `unmap_slot`.
-                slot.set_group(slot.group() | CPU_BYTES);
+                slot.group.set(slot.group.get() | CPU_BYTES);
             }
         }
         in_hand.done();
-        self.give_back_counted(class, kind, index, counted);
+        self.give_back(class, kind, index, counted);
         true
     }
 
@@ -229,10 +225,10 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
             self.wipe(slot, place.class, kind);
         } else if terms.copy_in {
             // The buffer holds a CPU's bytes, which the next driver must not find.
-            slot.set_group(slot.group() | CPU_BYTES);
+            slot.group.set(slot.group.get() | CPU_BYTES);
         }
         in_hand.done();
-        self.give_back(place.class, kind, place.index);
+        self.give_back(place.class, kind, place.index, |_| ());
         Ok(())
     }
 

@@ -1,13 +1,13 @@
-//! Direct and split mappings: the domain maps all of a list, or its middle, while bounce buffers take its unaligned ends. A split mapping opens only
-//! whole granules of the list, and the granules of its buffers.
+//! Direct mappings: the domain maps all of a list. And where to cut a list, so that bounce buffers take its unaligned ends, and the device gets
+//! only whole granules of it.
 
 use alloc::vec::Vec;
 
 use super::BouncePool;
-use super::client::Client;
+use super::device::Request;
 use super::mapping::{PoolMapping, Way};
-use super::single::{Ends, Parts, remember};
-use super::slot::{Terms, Toward};
+use super::single::Parts;
+use super::slot::Terms;
 use crate::addr::{Iova, PageSize, Permissions, PhysAddr, PhysSegment, touch};
 use crate::bounce::error::DmaMapError;
 use crate::domain::{Changing, MapListError, Tally};
@@ -15,24 +15,16 @@ use crate::invalidation::Gather;
 use crate::mapper::Mapper;
 use crate::platform::{CopyMemory, Platform};
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Shape {
-    /// All of its pieces touch for the device: only the first begins, and only the last ends, inside a granule.
-    pub touches: bool,
-    /// It covers whole granules.
-    pub whole: bool,
-}
-
 /// Bytes of a list in its first and its last granule, where it does not begin or end at a granule.
-#[derive(Debug, Clone, Copy, Default)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct Cut {
     pub head: u64,
     pub tail: u64,
 }
 
 impl Cut {
-    /// The cut of a list that has more than a granule, and whose pieces touch.
-    fn of(list: &[PhysSegment], granule: PageSize) -> Self {
+    /// The cut of a list that has more than a granule, and whose pieces [touch]: only the first begins, and only the last ends, inside a granule.
+    pub(super) fn of(list: &[PhysSegment], granule: PageSize) -> Self {
         let begins = list.first().map_or(0, |piece| piece.phys.page_offset(granule));
         let ends = list.last().map_or(0, |piece| piece.phys.get().wrapping_add(piece.len));
         let head = if begins > 0 { granule.bytes() - begins } else { 0 };
@@ -58,51 +50,41 @@ impl Cut {
 pub(crate) fn cut(list: &[PhysSegment], len: u64, granule: PageSize) -> Option<Cut> {
     // A list with whole granules has more bytes than both of its ends.
     let cut = Cut::of(list, granule);
-    (shape(list, granule).touches && len > cut.head + cut.tail).then_some(cut)
-}
-
-pub(super) fn shape(list: &[PhysSegment], granule: PageSize) -> Shape {
-    let begins = |piece: &PhysSegment| piece.phys.is_aligned(granule);
-    let ends = |piece: &PhysSegment| (piece.phys.get().wrapping_add(piece.len)) & granule.offset_mask() == 0;
-    let touches = touch(list, granule);
-    let whole = touches && list.first().is_some_and(begins) && list.last().is_some_and(ends);
-    Shape { touches, whole }
+    (touch(list, granule) && len > cut.head + cut.tail).then_some(cut)
 }
 
 impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
-    /// Maps `list`, of `len` bytes, directly.
+    /// Maps directly. `touches` says whether the pieces of the list [touch].
     ///
     /// # Safety
     /// As [`BounceDevice::map`](super::BounceDevice::map).
     #[inline(never)]
     pub(super) unsafe fn map_direct<'a>(
         &self,
-        client: &Client,
-        list: &'a [PhysSegment],
-        len: u64,
-        terms: Terms,
+        request: &Request<'_, 'a>,
         touches: bool,
     ) -> Result<PoolMapping<'a>, DmaMapError> {
+        let Request { list, origin: PhysSegment { phys, len }, terms, .. } = *request;
         let granule = self.domain.granule();
-        let (Some(first), Some(last)) = (list.first(), list.last()) else {
-            return Err(MapListError::EmptyList.into());
-        };
-        let offset = first.phys.page_offset(granule);
+        let offset = phys.page_offset(granule);
         if touches {
+            let limit = Iova::new(request.client.profile.mask);
             // SAFETY: clause 2 is the caller's.
-            let changing = unsafe { self.map_unnoted(list, terms.direction.permissions(), client.limit()) }?;
+            let changing = unsafe { self.map_unnoted(list, terms.direction.permissions(), limit) }?;
             self.domain.count_neighbours(changing.range().len().saturating_sub(len).cast_signed());
             let iova = Iova::new(changing.done().start().get() | offset);
             return Ok(PoolMapping { iova, len, way: Way::Direct, list: None });
         }
         // The bytes behind the list in its last page.
-        let unused =
-            granule.offset_mask() - (last.phys.get().wrapping_add(last.len - 1) & granule.offset_mask());
+        let end = list.last().map_or(0, |last| last.phys.get().wrapping_add(last.len));
+        let unused = end.wrapping_neg() & granule.offset_mask();
         let bytes = self.domain.pages_of(list)?;
         let (span, neighbours) = (bytes - offset - unused, bytes.saturating_sub(len));
-        let (terms, parts) = (Terms { offset, ..terms }, Parts::Direct { neighbours });
-        // SAFETY: there are no buffers (1); `list` is the caller's to open by its clause 2 (2).
-        let single = unsafe { self.enter_single(client, (list, bytes), Vec::new(), (span, terms), parts) }?;
+        let origin = PhysSegment { phys, len: span };
+        let request = Request { origin, terms: Terms { offset, ..terms }, ..*request };
+        let parts = Parts { middle: 0..span, neighbours, ..Parts::default() };
+        // SAFETY: there are no buffers (1); `list` is the caller's to open by its clause 2 (2); the list of `parts` is empty (3).
+        let single = unsafe { self.enter_single(&request, (list, bytes), parts) }?;
         // If a call below panics, the addresses leak: nobody owns them yet.
         let changing = self.domain.changing(single.range);
         self.domain.settle(Tally { maps: 1, ..Tally::default() });
@@ -143,55 +125,6 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
             return Err(MapListError::Unconfirmed { error }.into());
         }
         Ok(())
-    }
-
-    /// Maps `list`, of `len` bytes in more than one granule and with no gap inside one, with its unaligned ends bounced.
-    ///
-    /// # Safety
-    /// As [`BounceDevice::map`](super::BounceDevice::map).
-    #[inline(never)]
-    pub(super) unsafe fn map_split<'a>(
-        &self,
-        client: &Client,
-        list: &'a [PhysSegment],
-        len: u64,
-        (terms, copied): (Terms, bool),
-    ) -> Result<PoolMapping<'a>, DmaMapError> {
-        let granule = self.domain.granule();
-        let Some(first) = list.first() else { return Err(MapListError::EmptyList.into()) };
-        let offset = first.phys.page_offset(granule);
-        let bytes = offset.checked_add(len).and_then(|bytes| granule.round_up(bytes));
-        let bytes = bytes.ok_or(MapListError::Wraps { index: 0, phys: first.phys, len })?;
-        let cut = Cut::of(list, granule);
-        let mut linked = Vec::new();
-        linked.try_reserve_exact(list.len() + 2).map_err(|_| DmaMapError::OutOfMemory)?;
-        let original = remember(list)?;
-
-        let end = |bytes| self.alloc(granule.bytes()).map(|phys| Some((phys, bytes)));
-        let head = if cut.head > 0 { end(cut.head) } else { Some(None) };
-        let head = head.ok_or_else(|| self.no_buffer(granule.bytes()))?;
-        let tail = if cut.tail > 0 { end(cut.tail) } else { Some(None) };
-        let Some(tail) = tail else {
-            if let Some((phys, _)) = head {
-                // SAFETY: it came from the lines above, and nobody else has it.
-                unsafe { self.free(phys, granule.bytes()) };
-            }
-            return Err(self.no_buffer(granule.bytes()));
-        };
-        let granule_at = |(phys, _)| PhysSegment { phys, len: granule.bytes() };
-        linked.extend(head.map(granule_at));
-        cut.push_middle(list, &mut linked);
-        linked.extend(tail.map(granule_at));
-
-        let terms = Terms { offset, ..terms };
-        let parts = Parts::Split(Ends { head, tail });
-        if copied && terms.copies_in() {
-            // SAFETY: the original by the caller's clauses 1 and 3; nobody else has the ends' granules yet.
-            unsafe { self.copy_parts(&parts, &original, (offset, len), (0, len), Toward::Buffer) };
-        }
-        // SAFETY: the ends came from `alloc` just now (1); between them are whole granules of `list`, by the caller's clause 2 (2).
-        let single = unsafe { self.enter_single(client, (&linked, bytes), original, (len, terms), parts) }?;
-        Ok(PoolMapping { iova: single.iova(), len, way: Way::Split, list: None })
     }
 }
 

@@ -5,7 +5,7 @@ use core::mem::ManuallyDrop;
 use super::BouncePool;
 use super::depot::Depot;
 use super::hands::Evicted;
-use super::slot::Phase;
+use super::slot::{Magazine, Phase};
 use crate::addr::Direction;
 use crate::domain::Reserved;
 use crate::guard::Guard;
@@ -60,12 +60,12 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
         for class in 0..self.layout.classes() {
             loop {
                 let take = |depot: &mut Depot| {
-                    let index = depot.take_retired(&self.slots)?;
-                    evicted.push(index);
-                    Some(index)
+                    let (index, slot) = depot.retired.pop(&self.slots)?;
+                    evicted.list.push(&self.slots, index);
+                    Some((index, slot))
                 };
-                let Some(index) = self.with_depot(class, take) else { break };
-                let (range, slot) = (self.layout.range_of(class, index), &self.slots[index]);
+                let Some((index, slot)) = self.with_depot(class, take) else { break };
+                let range = self.layout.range_of(class, index);
                 if slot.phase() == Phase::Torn {
                     // Missing translations were removed before the panic.
                     let _ = self.unlink(range, &mut evicted.gather);
@@ -105,7 +105,7 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
         let most = bytes.div_ceil(slot_bytes).min(share);
         let mut slots = 0;
         while slots < most {
-            let mut held = self.held(class, kind);
+            let mut held = self.held(class, kind, Magazine::default());
             self.with_depot(class, |depot| {
                 held.magazine = depot.take_unnoticed(&self.slots, kind).unwrap_or_default();
             });
@@ -113,27 +113,22 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
                 break;
             }
             while slots < most
-                && let Some(index) = held.pop()
+                && let Some((index, slot)) = held.magazine.pop(&self.slots)
             {
                 // Before a call below can panic.
-                self.slots[index].set_phase(Phase::Torn);
-                evicted.push(index);
+                slot.set_phase(Phase::Torn);
+                evicted.list.push(&self.slots, index);
                 let whole = self.unlink(self.layout.range_of(class, index), &mut evicted.gather);
-                self.retire(class, index, whole);
+                slot.set_phase(if whole { Phase::Retired } else { Phase::Lost });
+                if !whole {
+                    self.with_depot(class, |depot| depot.lost += 1);
+                }
                 slots += 1;
             }
             held.store();
         }
         self.with_depot(class, |depot| depot.notice(kind));
         slots * slot_bytes
-    }
-
-    /// Records that a slot's buffer is unmapped. `whole` says whether all of its translations were there.
-    fn retire(&self, class: usize, index: usize, whole: bool) {
-        self.slots[index].set_phase(if whole { Phase::Retired } else { Phase::Lost });
-        if !whole {
-            self.with_depot(class, |depot| depot.lost += 1);
-        }
     }
 
     /// Waits until no device reaches the evicted buffers, and frees them, together with single-use buffers that wait for the same. Returns
@@ -145,14 +140,13 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
             return Err(error);
         }
         let mut bytes = claim.confirmed();
-        while let Some(index) = evicted.first() {
+        while let Some(index) = evicted.list.first() {
             let slot = &self.slots[index];
             let class = self.layout.class_of_slot(index);
-            let next = slot.next();
             bytes += self.free_buffer(class, index);
             self.with_depot(class, |depot| {
-                evicted.pass(next);
-                depot.gave_up();
+                _ = evicted.list.pop(&self.slots);
+                depot.buffers = depot.buffers.saturating_sub(1);
                 if slot.phase() != Phase::Lost {
                     depot.put_empty(&self.slots, index);
                 }
@@ -182,26 +176,20 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
         let _leaving = Guard::new(|| self.lose_singles());
         // Unlinked slots are only gathered: another caller's translation may have been met there.
         let mut gather = Gather::new();
-        let mut lost = 0;
-        for class in 0..self.layout.classes() {
-            for index in self.layout.first(class)..self.layout.first(class + 1) {
-                let range = self.layout.range_of(class, index);
-                match (self.slots[index].buffer(), self.slots[index].phase()) {
-                    (None, _) => continue,
-                    (Some(_), Phase::Retired | Phase::Lost) => gather.add(range),
-                    // Missing translations were removed before a panic.
-                    (Some(_), Phase::Torn) => _ = self.unlink(range, &mut gather),
-                    (Some(_), _) => lost += u64::from(!self.unlink(range, &mut gather)),
-                }
+        let mut lost = self.usage().lost_slots;
+        for (index, slot) in self.slots.iter().enumerate().filter(|(_, slot)| slot.buffer().is_some()) {
+            let range = self.layout.range_of(self.layout.class_of_slot(index), index);
+            match slot.phase() {
+                Phase::Retired | Phase::Lost => gather.add(range),
+                // Missing translations were removed before a panic.
+                Phase::Torn => _ = self.unlink(range, &mut gather),
+                _ => lost += u64::from(!self.unlink(range, &mut gather)),
             }
-            lost += self.with_depot(class, |depot| depot.lost);
         }
         self.unlink_singles(&mut gather);
         self.confirm(&gather)?;
-        for class in 0..self.layout.classes() {
-            for index in self.layout.first(class)..self.layout.first(class + 1) {
-                self.free_buffer(class, index);
-            }
+        for index in 0..self.slots.len() {
+            self.free_buffer(self.layout.class_of_slot(index), index);
         }
         self.free_singles();
         Ok(lost)

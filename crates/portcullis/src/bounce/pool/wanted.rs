@@ -6,54 +6,23 @@ use super::layout::MOST_CLASSES;
 use crate::addr::Direction;
 use crate::mapper::Mapper;
 use crate::platform::{CopyMemory, Platform};
-use crate::sync::{AtomicU64, Ordering};
+use crate::sync::Ordering;
 
-/// How many free slots of other CPUs and kinds are worth the search for an exhausted class.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Search {
-    /// A share of the class: the map has another way.
-    ManyFree,
-    /// Any: without a slot the caller gets nothing.
-    AnyFree,
-}
+/// Memory is wanted.
+pub(super) const MEMORY: u64 = 1 << 63;
+const _: () = assert!(MOST_CLASSES * Direction::ALL.len() <= 63);
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Wanted {
-    /// Slots of a class whose buffers are mapped for this direction.
-    Slots { class: usize, direction: Direction, search: Search },
-    /// Memory.
-    Memory,
-}
-
-const MEMORY: u64 = 1 << 63;
-const _: () = assert!(MOST_CLASSES * Direction::ALL.len() * 2 <= 63);
-
-impl Wanted {
-    fn bit(self) -> u64 {
-        match self {
-            Self::Slots { class, direction, search } => {
-                1 << ((class * Direction::ALL.len() + direction.index()) * 2 + search as usize)
-            }
-            Self::Memory => MEMORY,
-        }
-    }
-}
-
-#[derive(Debug)]
-pub(super) struct Wants(AtomicU64);
-
-impl Default for Wants {
-    fn default() -> Self {
-        Self(AtomicU64::new(0))
-    }
+/// Slots of a class whose buffers are mapped for this direction are wanted.
+pub(super) fn slots(class: usize, direction: Direction) -> u64 {
+    1 << (class * Direction::ALL.len() + direction.index())
 }
 
 impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
     /// Has the platform call the pool's timer soon, which calls [`maintain`](Self::maintain).
     #[cold]
-    pub(super) fn want(&self, wanted: Wanted) {
+    pub(super) fn want(&self, bit: u64) {
         // Release: the call that takes the bits sees this caller's work. The platform orders the timer behind the call that asks for it.
-        if self.wants.0.fetch_or(wanted.bit(), Ordering::Release) & wanted.bit() == 0 {
+        if self.wants.fetch_or(bit, Ordering::Release) & bit == 0 {
             let platform = self.domain.platform();
             platform.wake_at(platform.now_ns());
         }
@@ -64,21 +33,17 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
     ///
     /// Context: waits for hardware and for other CPUs' exclusive sections. The caller holds no lock and no CPU, and is no interrupt handler.
     pub(crate) fn maintain(&self) {
-        let wants = self.wants.0.swap(0, Ordering::Acquire);
-        if wants == 0 {
-            return;
-        }
+        let wants = self.wants.swap(0, Ordering::Acquire);
         if wants & MEMORY != 0 {
             let _ = self.trim(0);
         }
+        if wants & !MEMORY == 0 {
+            return;
+        }
         for class in 0..self.layout.classes() {
             for direction in Direction::ALL {
-                // A search for any slot includes a search for many.
-                let is_wanted = |search: &Search| {
-                    wants & (Wanted::Slots { class, direction, search: *search }).bit() != 0
-                };
-                if let Some(search) = [Search::AnyFree, Search::ManyFree].into_iter().find(is_wanted) {
-                    self.rebalance(class, direction, search);
+                if wants & slots(class, direction) != 0 {
+                    self.rebalance(class, direction);
                 }
             }
         }

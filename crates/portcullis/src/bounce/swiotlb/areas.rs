@@ -41,17 +41,19 @@ pub(super) struct Areas {
     heads: Box<[Head]>,
     spaces: Box<[CachePadded<Space>]>,
     directory: Directory<SlotMeta>,
-    slot_shift: u32,
+    pub slot_shift: u32,
     area_shift: u32,
     /// The mask of an address's offset in its area.
     inside: u64,
-    reach: u64,
-    min: usize,
+    /// The highest address of an area that may be added.
+    pub reach: u64,
+    /// The least number of areas.
+    pub min: usize,
     counts: CachePadded<Counts>,
 }
 
 /// Counters. Only calls that take slots from areas or give them back change these; the fast paths do neither.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 struct Counts {
     present: AtomicUsize,
     /// Area numbers are below this.
@@ -89,12 +91,7 @@ impl Areas {
             inside: config.area_bytes - 1,
             reach: config.reach.get(),
             min: min as usize,
-            counts: CachePadded(Counts {
-                present: AtomicUsize::new(0),
-                end: AtomicUsize::new(0),
-                taken: AtomicU64::new(0),
-                most_taken: AtomicU64::new(0),
-            }),
+            counts: CachePadded::default(),
         })
     }
 
@@ -104,26 +101,12 @@ impl Areas {
     }
 
     #[inline]
-    pub fn slot_shift(&self) -> u32 {
-        self.slot_shift
-    }
-
-    #[inline]
     pub fn area_bytes(&self) -> u64 {
         1 << self.area_shift
     }
 
-    #[inline]
-    pub fn reach(&self) -> u64 {
-        self.reach
-    }
-
     pub fn present(&self) -> usize {
         self.counts.present.load(Ordering::Relaxed)
-    }
-
-    pub fn min(&self) -> usize {
-        self.min
     }
 
     pub fn max(&self) -> usize {
@@ -172,11 +155,6 @@ impl Areas {
         (!area.to.is_null()).then(|| unsafe { &*area.to.add(index as usize) })
     }
 
-    /// The metadata of the slot `distance` slots before the one that contains `phys`.
-    pub fn before(&self, phys: PhysAddr, distance: u64) -> Option<&SlotMeta> {
-        self.locate(PhysAddr::new(phys.get().checked_sub(distance << self.slot_shift)?))
-    }
-
     /// Takes runs of 2^`order` slots from one area that ends at `reach` at the most, and fills `out` from the front. Begins with the area `prefer`.
     /// Returns the number of runs: fewer than fit into `out` if no area has that many.
     ///
@@ -188,44 +166,31 @@ impl Areas {
         reach: u64,
         out: &mut [Option<&'a SlotMeta>],
     ) -> usize {
-        let take = |area: usize, bits: &mut Bits| {
-            let Some(metadata) = self.metadata(area) else { return (0, 0) };
-            let mut count = 0;
-            bits.take_runs(order, out.len(), |index| {
-                out[count] = set_run(metadata, index, 1 << order);
-                count += 1;
+        let mut count = 0;
+        for area in self.from(prefer) {
+            self.look_at(area, reach, 1 << order, |metadata, bits| {
+                bits.take_runs(order, out.len(), |index| {
+                    out[count] = set_run(metadata, index, 1 << order);
+                    count += 1;
+                });
+                count << order
             });
-            (count, count << order)
-        };
-        self.visit(prefer, reach, 1 << order, take)
+            if count > 0 {
+                break;
+            }
+        }
+        count
     }
 
     /// Takes an odd run from the area number `area`. Takes one lock, if the area has that many free slots. O(slots of the area).
     pub fn take_odd(&self, area: usize, reach: u64, run: &OddRun) -> Option<&SlotMeta> {
         let mut taken = None;
-        self.look_at(area, reach, run.slots, |bits| {
-            let Some(metadata) = self.metadata(area) else { return (0, 0) };
-            match bits.take_odd(run.slots, run.first, run.step) {
-                Some(index) => {
-                    taken = set_run(metadata, index, run.slots);
-                    (1, run.slots)
-                }
-                None => (0, 0),
-            }
+        self.look_at(area, reach, run.slots, |metadata, bits| {
+            let Some(index) = bits.take_odd(run.slots, run.first, run.step) else { return 0 };
+            taken = set_run(metadata, index, run.slots);
+            run.slots
         });
         taken.inspect(|meta| meta.set_odd_slots(run.slots))
-    }
-
-    /// Calls `take` with one area after the other until it takes slots. It returns a result, 0 for none, and the slots.
-    fn visit(
-        &self,
-        prefer: usize,
-        reach: u64,
-        least: usize,
-        mut take: impl FnMut(usize, &mut Bits) -> (usize, usize),
-    ) -> usize {
-        let mut look = |area| self.look_at(area, reach, least, |bits| take(area, bits));
-        self.from(prefer).map(&mut look).find(|result| *result != 0).unwrap_or(0)
     }
 
     /// All area numbers, beginning with `prefer`.
@@ -234,31 +199,28 @@ impl Areas {
         (0..end).map(move |step| (prefer + step) % end)
     }
 
-    /// Calls `take` with one area, if that may have slots. It returns a result, 0 for none, and the slots.
-    fn look_at(
-        &self,
+    /// Calls `take` with one area, if that may have `least` free slots. It returns how many it has taken.
+    fn look_at<'a>(
+        &'a self,
         area: usize,
         reach: u64,
         least: usize,
-        take: impl FnOnce(&mut Bits) -> (usize, usize),
-    ) -> usize {
-        let space = &self.spaces[area];
-        if space.free.load(Ordering::Relaxed) < least {
-            return 0;
-        }
+        take: impl FnOnce(&'a [SlotMeta], &mut Bits) -> usize,
+    ) {
+        let (space, metadata) = (&self.spaces[area], self.metadata(area));
+        let Some(metadata) = metadata.filter(|_| space.free.load(Ordering::Relaxed) >= least) else { return };
         let mut bits = space.bits.lock();
         // Under the lock: an area with free slots stays where it is.
         if reach < self.reach && !self.is_within(area, reach) {
-            return 0;
+            return;
         }
-        let (result, slots) = take(&mut bits);
-        if result != 0 {
-            space.free.store(bits.free(), Ordering::Relaxed);
+        let slots = take(metadata, &mut bits);
+        if slots > 0 {
+            space.free.store(bits.free, Ordering::Relaxed);
             // Under the lock: otherwise the free of these slots could be counted first.
             let before = self.counts.taken.fetch_add(slots as u64, Ordering::Relaxed);
             self.counts.most_taken.fetch_max(before + slots as u64, Ordering::Relaxed);
         }
-        result
     }
 
     /// Whether a device that reaches addresses up to `reach` reaches all of the area that contains `address`.
@@ -296,7 +258,7 @@ impl Areas {
                 }
             };
             bits.give(index as usize, slots);
-            space.free.store(bits.free(), Ordering::Relaxed);
+            space.free.store(bits.free, Ordering::Relaxed);
             self.counts.taken.fetch_sub(slots as u64, Ordering::Relaxed);
             held = Some((area, bits));
         }

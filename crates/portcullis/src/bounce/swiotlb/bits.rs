@@ -28,7 +28,7 @@ const STARTS: [u64; WORD_ORDER as usize + 1] = [
 #[derive(Debug)]
 pub(super) struct Bits {
     words: Box<[u64]>,
-    taken: usize,
+    pub free: usize,
 }
 
 fn mask(first: usize, count: usize) -> u64 {
@@ -38,28 +38,24 @@ fn mask(first: usize, count: usize) -> u64 {
 impl Bits {
     /// The bits of `slots` slots, a multiple of 64, all taken.
     pub fn all_taken(slots: usize) -> Result<Self, OutOfMemory> {
-        Ok(Self { words: slice(slots / WORD_SLOTS, |_| Ok(u64::MAX))?, taken: slots })
+        Ok(Self { words: slice(slots / WORD_SLOTS, |_| Ok(u64::MAX))?, free: 0 })
     }
 
     fn slots(&self) -> usize {
         self.words.len() * WORD_SLOTS
     }
 
-    pub fn free(&self) -> usize {
-        self.slots() - self.taken
-    }
-
     pub fn open(&mut self) {
         self.words.fill(0);
-        self.taken = 0;
+        self.free = self.slots();
     }
 
     /// Takes all slots, if all are free. Returns whether it did.
     pub fn close(&mut self) -> bool {
-        let empty = self.taken == 0;
+        let empty = self.free == self.slots();
         if empty {
             self.words.fill(u64::MAX);
-            self.taken = self.slots();
+            self.free = 0;
         }
         empty
     }
@@ -76,7 +72,7 @@ impl Bits {
                 out(index * words * WORD_SLOTS);
                 count += 1;
             }
-            self.taken += count << order;
+            self.free -= count << order;
             return count;
         }
         for (index, word) in self.words.iter_mut().enumerate() {
@@ -94,7 +90,7 @@ impl Bits {
                 break;
             }
         }
-        self.taken += count << order;
+        self.free -= count << order;
         count
     }
 
@@ -105,7 +101,7 @@ impl Bits {
             match self.taken_in(at, count) {
                 None => {
                     self.each_word(at, count, |word, mask| *word |= mask);
-                    self.taken += count;
+                    self.free -= count;
                     return Some(at);
                 }
                 Some(taken) => at += (taken + 1 - at).next_multiple_of(step),
@@ -120,7 +116,7 @@ impl Bits {
             debug_assert_eq!(*word & mask, mask);
             *word &= !mask;
         });
-        self.taken -= count;
+        self.free += count;
     }
 
     fn taken_in(&self, at: usize, count: usize) -> Option<usize> {

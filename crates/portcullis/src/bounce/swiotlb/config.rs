@@ -64,8 +64,9 @@ impl SwiotlbConfig {
 /// A device's constraints on the addresses of its mappings, checked when they are made.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Constraints {
-    reach: u64,
-    min_align: u64,
+    pub(super) reach: u64,
+    /// The low bits that are kept, as a mask.
+    pub(super) min_align: u64,
 }
 
 impl Default for Constraints {
@@ -94,16 +95,6 @@ impl Constraints {
             true => Ok(Self { min_align: mask, ..self }),
             false => Err(SetupError::OffsetMask { mask }),
         }
-    }
-
-    #[inline]
-    pub(super) const fn reach(&self) -> u64 {
-        self.reach
-    }
-
-    #[inline]
-    pub(super) const fn min_align(&self) -> u64 {
-        self.min_align
     }
 }
 

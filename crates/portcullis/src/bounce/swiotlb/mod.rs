@@ -38,7 +38,6 @@ mod bits;
 mod config;
 mod cpu;
 mod directory;
-mod hands;
 #[cfg(feature = "parts")]
 mod parts;
 mod resize;
@@ -59,12 +58,13 @@ use core::mem::ManuallyDrop;
 
 use areas::Areas;
 use cpu::Cpu;
-use hands::Found;
 use slot_meta::{Mapping, ODD, Says, SlotMeta};
-use slots::Want;
+use slots::{Found, Want};
 
 use crate::addr::{Direction, Iova, PhysAddr, PhysSegment};
+use crate::bounce::deadline::Deadline;
 use crate::bounce::error::{DmaMapError, DmaUnmapError};
+use crate::bounce::pool::Toward;
 use crate::domain::MapListError;
 use crate::heap::Shared;
 use crate::percpu::BiasedLock;
@@ -89,8 +89,9 @@ pub struct Swiotlb<P: Platform, C: CopyMemory> {
     joined: AtomicU64,
     /// The pool was full: all magazines are empty and stay so.
     scarce: AtomicBool,
-    growth_asked: AtomicBool,
-    trim_at_ns: AtomicU64,
+    /// When the timer grows the pool, and when it looks for idle areas.
+    growth: Deadline,
+    trim: Deadline,
     idle_ns: u64,
 }
 
@@ -117,8 +118,8 @@ impl<P: Platform, C: CopyMemory> Swiotlb<P, C> {
             memory: ManuallyDrop::new(memory),
             joined: AtomicU64::new(0),
             scarce: AtomicBool::new(false),
-            growth_asked: AtomicBool::new(false),
-            trim_at_ns: AtomicU64::new(u64::MAX),
+            growth: Deadline::default(),
+            trim: Deadline::default(),
             idle_ns: config.idle_ns,
         };
         for _ in 0..min {
@@ -143,8 +144,8 @@ impl<P: Platform, C: CopyMemory> Swiotlb<P, C> {
         direction: Direction,
         constraints: &Constraints,
     ) -> Result<Bounced, DmaMapError> {
-        if let Ok((order, offset)) = self.order(original, constraints)
-            && let Some(found) = self.take_own(order, offset, constraints)
+        if let Ok(want) = self.want(original, constraints)
+            && let Some(found) = self.take_own(&want)
         {
             // SAFETY: clauses 1 and 2 are the caller's; the run is of this order, so it has room (3).
             return Ok(unsafe { self.fill(found, original, direction) });
@@ -165,8 +166,7 @@ impl<P: Platform, C: CopyMemory> Swiotlb<P, C> {
         direction: Direction,
         constraints: &Constraints,
     ) -> Result<Bounced, DmaMapError> {
-        let (order, offset) = self.order(original, constraints)?;
-        let found = self.take_slow(&Want { order, offset, len: original.len, constraints })?;
+        let found = self.take_slow(&self.want(original, constraints)?)?;
         // SAFETY: clauses 1 and 2 are the caller's; the found run has room for the request (3).
         Ok(unsafe { self.fill(found, original, direction) })
     }
@@ -186,27 +186,28 @@ impl<P: Platform, C: CopyMemory> Swiotlb<P, C> {
         unsafe { self.memory.copy(phys, PhysAddr::new(start), len) };
         // Before the store by which the driver tells the device.
         fence(Ordering::Release);
-        found.done();
+        // The mapping has its slots now.
+        core::mem::forget(found);
         Bounced { phys: PhysAddr::new(start), len }
     }
 
-    /// Checks the request. Returns the order of the smallest aligned run that has room, and the low bits of the buffer's address that are kept.
+    /// Checks the request.
     #[inline(always)]
-    fn order(&self, original: PhysSegment, constraints: &Constraints) -> Result<(u32, u64), DmaMapError> {
+    fn want<'a>(&self, original: PhysSegment, constraints: &'a Constraints) -> Result<Want<'a>, DmaMapError> {
         MapListError::check(original, 0)?;
-        let offset = original.phys.get() & constraints.min_align();
+        let offset = original.phys.get() & constraints.min_align;
         // The sum does not wrap: the offset is of low bits of an address that `len` can be added to. A run is aligned to its size, so it is at least
         // as large as the alignment.
-        let last = (offset + (original.len - 1)).max(constraints.min_align());
+        let last = (offset + (original.len - 1)).max(constraints.min_align);
         // The bit length of the last slot's number; the appended one is for zero, which has no logarithm.
-        let slot = last >> self.areas.slot_shift();
-        Ok(((slot << 1 | 1).ilog2(), offset))
+        let slot = last >> self.areas.slot_shift;
+        Ok(Want { order: (slot << 1 | 1).ilog2(), offset, len: original.len, constraints })
     }
 
     /// Zeroes the rest of the slots that the mapping's bytes touch.
     #[inline(always)]
     fn clear_around(&self, start: u64, len: u64) {
-        let inside = (1 << self.areas.slot_shift()) - 1;
+        let inside = (1 << self.areas.slot_shift) - 1;
         let (before, after) = (start & inside, (start + len).wrapping_neg() & inside);
         // SAFETY: runs are whole slots and aligned to them, and no other caller has this run.
         unsafe {
@@ -270,40 +271,38 @@ impl<P: Platform, C: CopyMemory> Swiotlb<P, C> {
         self.give(meta, mapping.class);
     }
 
-    /// `sync_for_cpu`, which is public with the feature `parts`.
+    /// `sync_for_cpu` and `sync_for_device`, which are public with the feature `parts`.
     ///
     /// # Safety
-    /// As for `sync_for_cpu`: 1. The mapping is not unmapped meanwhile, and no other sync of the same bytes runs. 2. Clauses 1 and 2 of its
+    /// As for these: 1. The mapping is not unmapped meanwhile, and no other sync of the same bytes runs. 2. Clauses 1 and 2 of its
     /// [map](Self::map_piece) hold until this returns.
-    pub(crate) unsafe fn piece_for_cpu(&self, phys: PhysAddr, len: u64) -> Result<(), DmaUnmapError> {
+    pub(crate) unsafe fn sync_piece(
+        &self,
+        phys: PhysAddr,
+        len: u64,
+        into: Toward,
+    ) -> Result<(), DmaUnmapError> {
         let (original, direction) = self.part(phys, len)?;
-        if direction != Direction::ToDevice {
-            // As in `end`.
-            fence(Ordering::Acquire);
+        // The fences as in `end` and `fill`.
+        match into {
             // SAFETY: `copy`'s clauses: the original by clause 2, and nobody else uses the run's bytes by clause 1.
-            unsafe { self.memory.copy(phys, original, len) };
-        }
-        Ok(())
-    }
-
-    /// `sync_for_device`, which is public with the feature `parts`.
-    ///
-    /// # Safety
-    /// As [`piece_for_cpu`](Self::piece_for_cpu).
-    pub(crate) unsafe fn piece_for_device(&self, phys: PhysAddr, len: u64) -> Result<(), DmaUnmapError> {
-        let (original, direction) = self.part(phys, len)?;
-        if direction != Direction::FromDevice {
-            // SAFETY: as in `piece_for_cpu`.
-            unsafe { self.memory.copy(original, phys, len) };
-            // As in `fill`.
-            fence(Ordering::Release);
+            Toward::Original if direction != Direction::ToDevice => unsafe {
+                fence(Ordering::Acquire);
+                self.memory.copy(phys, original, len);
+            },
+            // SAFETY: as above.
+            Toward::Buffer if direction != Direction::FromDevice => unsafe {
+                self.memory.copy(original, phys, len);
+                fence(Ordering::Release);
+            },
+            _ => {}
         }
         Ok(())
     }
 
     /// Bytes of a slot, which no two mappings share.
     pub(crate) fn slot_bytes(&self) -> u64 {
-        1 << self.areas.slot_shift()
+        1 << self.areas.slot_shift
     }
 
     /// Whether an address is in the pool, mapped or not. O(1); O(areas) at worst for an address in no area, after long growing and shrinking.
@@ -324,7 +323,8 @@ impl<P: Platform, C: CopyMemory> Swiotlb<P, C> {
 
     /// The mapping whose run begins `distance` slots before the slot that contains `phys`.
     fn find_before(&self, phys: PhysAddr, distance: u64) -> Result<(&SlotMeta, Mapping), DmaUnmapError> {
-        if let Some(meta) = self.areas.before(phys, distance)
+        let first = phys.get().checked_sub(distance << self.areas.slot_shift);
+        if let Some(meta) = first.and_then(|first| self.areas.locate(PhysAddr::new(first)))
             && let Says::Mapped(mapping) = meta.read()
             && distance < if mapping.class == ODD { meta.odd_slots() as u64 } else { 1 << mapping.class }
         {

@@ -3,6 +3,7 @@
 use super::{Bounced, Constraints, Swiotlb};
 use crate::addr::{Direction, PhysAddr, PhysSegment};
 use crate::bounce::error::{DmaMapError, DmaUnmapError};
+use crate::bounce::pool::Toward;
 use crate::platform::{CopyMemory, Platform};
 
 impl<P: Platform, C: CopyMemory> Swiotlb<P, C> {
@@ -55,7 +56,7 @@ impl<P: Platform, C: CopyMemory> Swiotlb<P, C> {
     /// 2. Clauses 1 and 2 of its [map](Self::map) hold until this returns.
     pub unsafe fn sync_for_cpu(&self, phys: PhysAddr, len: u64) -> Result<(), DmaUnmapError> {
         // SAFETY: clauses 1 and 2 are the caller's.
-        unsafe { self.piece_for_cpu(phys, len) }
+        unsafe { self.sync_piece(phys, len, Toward::Original) }
     }
 
     /// Copies the driver's changes of the buffer to `len` bytes at `phys`, all or a part of a mapping, if the device reads. O(length).
@@ -67,7 +68,7 @@ impl<P: Platform, C: CopyMemory> Swiotlb<P, C> {
     /// As [`sync_for_cpu`](Self::sync_for_cpu).
     pub unsafe fn sync_for_device(&self, phys: PhysAddr, len: u64) -> Result<(), DmaUnmapError> {
         // SAFETY: clauses 1 and 2 are the caller's.
-        unsafe { self.piece_for_device(phys, len) }
+        unsafe { self.sync_piece(phys, len, Toward::Buffer) }
     }
 
     /// The address in the driver's buffer that corresponds to `phys`, inside a mapping. O(1).

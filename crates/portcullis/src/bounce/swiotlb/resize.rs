@@ -4,9 +4,7 @@
 use core::mem::ManuallyDrop;
 
 use super::Swiotlb;
-use super::hands::NEVER;
 use crate::platform::{CopyMemory, Platform, PlatformEvents};
-use crate::sync::Ordering;
 
 impl<P: Platform, C: CopyMemory> Swiotlb<P, C> {
     /// Adds an area whose last address is `reach` at the most. Returns its number; `None` at the limit or without memory.
@@ -22,29 +20,17 @@ impl<P: Platform, C: CopyMemory> Swiotlb<P, C> {
 
     /// Asks the timer to grow the pool if little is free, and to look for idle areas if it has grown.
     pub(super) fn grow_soon(&self) {
-        if self.areas.present() > self.areas.min() && self.trim_at_ns.load(Ordering::Relaxed) == NEVER {
+        if self.areas.present() > self.areas.min && !self.trim.is_set() {
             // A panic kept an earlier caller from asking.
             self.trim_later();
         }
-        if self.areas.is_low()
-            && self.areas.present() < self.areas.max()
-            && !self.growth_asked.load(Ordering::Relaxed)
-            && !self.growth_asked.swap(true, Ordering::Relaxed)
-        {
-            let asked = self.growth_asked();
-            self.platform.wake_at(self.platform.now_ns());
-            asked.done();
+        if self.areas.is_low() && self.areas.present() < self.areas.max() && !self.growth.is_set() {
+            self.growth.ask(&self.platform, 0);
         }
     }
 
     fn trim_later(&self) {
-        let untimed = self.untimed();
-        let at = self.platform.now_ns().saturating_add(self.idle_ns).min(NEVER - 1);
-        // Release: the timer that takes an earlier time away sees what was added until now.
-        if self.trim_at_ns.fetch_min(at, Ordering::Release) == NEVER {
-            self.platform.wake_at(at);
-        }
-        untimed.done();
+        self.trim.ask(&self.platform, self.idle_ns);
     }
 
     /// Frees all areas without a mapping, down to the pool's least size. Returns the bytes. O(slots of the pool / 64).
@@ -53,7 +39,7 @@ impl<P: Platform, C: CopyMemory> Swiotlb<P, C> {
     /// handlers.
     pub fn trim(&self) -> u64 {
         self.drain(None);
-        self.trim_to(self.areas.min())
+        self.trim_to(self.areas.min)
     }
 
     /// Frees empty areas while there are more than `least`.
@@ -75,34 +61,24 @@ impl<P: Platform, C: CopyMemory> Swiotlb<P, C> {
     /// Frees areas that twice the mapped slots would not need.
     fn trim_idle(&self) {
         self.drain(None);
-        let slots = self.areas.area_bytes() >> self.areas.slot_shift();
+        let slots = self.areas.area_bytes() >> self.areas.slot_shift;
         let needed = self.areas.taken().0.saturating_mul(2).div_ceil(slots) as usize;
-        self.trim_to(self.areas.min().max(needed));
+        self.trim_to(self.areas.min.max(needed));
     }
 }
 
 impl<P: Platform, C: CopyMemory> PlatformEvents for Swiotlb<P, C> {
     fn timer(&self) {
-        let at = self.trim_at_ns.load(Ordering::Relaxed);
-        let untimed = self.untimed();
-        if self.growth_asked.load(Ordering::Relaxed) {
+        let is_idle = self.trim.has_come(&self.platform);
+        if self.growth.has_come(&self.platform) {
             // Without memory, the next caller that finds little free asks again.
-            let _asked = self.growth_asked();
-            while self.areas.is_low() && self.grow(self.areas.reach()).is_some() {}
+            while self.areas.is_low() && self.grow(self.areas.reach).is_some() {}
         }
-        let is_due = at != NEVER && self.platform.now_ns() >= at;
-        if at != NEVER && !is_due {
-            // The platform may have replaced this deadline by the one that has come now.
-            self.platform.wake_at(at);
-        }
-        untimed.done();
-        if !is_due {
+        if !is_idle {
             return;
         }
-        // Acquire, and before the work: a caller that adds an area from now on asks again, and this call sees earlier areas.
-        self.trim_at_ns.swap(NEVER, Ordering::Acquire);
         self.trim_idle();
-        if self.areas.present() > self.areas.min() {
+        if self.areas.present() > self.areas.min {
             self.trim_later();
         }
     }

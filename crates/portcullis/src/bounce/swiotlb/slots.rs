@@ -10,7 +10,6 @@ use super::areas::OddRun;
 use super::bits::WORD_ORDER;
 use super::config::Constraints;
 use super::cpu::{Cpu, MOST, ORDERS};
-use super::hands::Found;
 use super::slot_meta::{ODD, SlotMeta};
 use super::{PAGE, Swiotlb};
 use crate::bounce::error::DmaMapError;
@@ -33,21 +32,35 @@ pub(super) struct Want<'a> {
     pub constraints: &'a Constraints,
 }
 
+/// Slots that were found for a mapping. Dropping it frees them.
+#[must_use]
+pub(super) struct Found<'a, P: Platform, C: CopyMemory> {
+    pool: &'a Swiotlb<P, C>,
+    pub meta: &'a SlotMeta,
+    pub class: u32,
+    /// From the run's start to the mapping's, in bytes.
+    pub offset: u64,
+}
+
+impl<P: Platform, C: CopyMemory> Drop for Found<'_, P, C> {
+    #[cold]
+    fn drop(&mut self) {
+        // Without a CPU: the code that panicked may be the code that lends CPUs.
+        self.pool.give_to_area(self.meta, self.class);
+    }
+}
+
 impl<P: Platform, C: CopyMemory> Swiotlb<P, C> {
     /// Takes a run from the CPU's loaded magazine: two stores and a load for the exclusive section, and two more stores for the run.
     #[inline]
-    pub(super) fn take_own(
-        &self,
-        order: u32,
-        offset: u64,
-        constraints: &Constraints,
-    ) -> Option<Found<'_, P, C>> {
-        if order >= ORDERS || constraints.reach() < self.areas.reach() {
+    pub(super) fn take_own(&self, want: &Want<'_>) -> Option<Found<'_, P, C>> {
+        let Want { order, offset, constraints, .. } = *want;
+        if order >= ORDERS || constraints.reach < self.areas.reach {
             return None;
         }
         // SAFETY: clause 1 of `Cpu::take`: these CPUs' magazines are only ever used with these areas.
         let take = |cpu: &Cpu| unsafe { cpu.take(&self.areas, order) };
-        let take = |cpu: &Cpu| take(cpu).map(|meta| self.found(meta, order, offset));
+        let take = |cpu: &Cpu| take(cpu).map(|meta| Found { pool: self, meta, class: order, offset });
         let own = |this_cpu: &LocalCpu<'_>| self.cpus.with(Some(this_cpu), take);
         self.platform.with_cpu_fast(own)??
     }
@@ -68,15 +81,12 @@ impl<P: Platform, C: CopyMemory> Swiotlb<P, C> {
     #[cold]
     pub(super) fn take_slow(&self, want: &Want<'_>) -> Result<Found<'_, P, C>, DmaMapError> {
         // A run of several words may fit where an aligned one does not.
-        let odd = match want.order <= WORD_ORDER {
-            true => None,
-            false => Some(self.odd_run(want)?),
-        };
+        let odd = if want.order > WORD_ORDER { Some(self.odd_run(want)?) } else { None };
         let search = |prefer| self.search(want, odd.as_ref(), prefer);
         let attempt = || {
             let mut answer = search(None);
             while answer.is_none()
-                && let Some(area) = self.grow(want.constraints.reach())
+                && let Some(area) = self.grow(want.constraints.reach)
             {
                 answer = search(Some(area));
             }
@@ -94,32 +104,27 @@ impl<P: Platform, C: CopyMemory> Swiotlb<P, C> {
             self.grow_soon();
             return Ok(found);
         }
-        let reach = want.constraints.reach();
+        let reach = want.constraints.reach;
         if !self.areas.any_within(reach) {
             return Err(DmaMapError::BeyondReach { last: reach });
         }
         let slots = odd.as_ref().map_or(1 << want.order, |run| run.slots as u64);
-        Err(self.pressure(slots).into())
-    }
-
-    fn pressure(&self, slots: u64) -> Pressure {
-        let shift = self.areas.slot_shift();
-        let capacity = self.areas.capacity();
-        Pressure {
+        let (shift, capacity) = (self.areas.slot_shift, self.areas.capacity());
+        Err(DmaMapError::Pressure(Pressure {
             needed: slots << shift,
             free: capacity.saturating_sub(self.areas.taken().0) << shift,
             capacity: capacity << shift,
             limit: self.areas.max() as u64 * self.areas.area_bytes(),
-        }
+        }))
     }
 
     /// Where a run of slots that is too long for magazines may lie. Slots that lie wholly in front of the mapping are left out.
     fn odd_run(&self, want: &Want<'_>) -> Result<OddRun, DmaMapError> {
-        let (shift, most) = (self.areas.slot_shift(), self.areas.area_bytes());
+        let (shift, most) = (self.areas.slot_shift, self.areas.area_bytes());
         let slot = 1 << shift;
-        let align = slot.max(want.constraints.min_align() + 1);
+        let align = slot.max(want.constraints.min_align + 1);
         if align > most {
-            return Err(DmaMapError::BeyondReach { last: want.constraints.reach() });
+            return Err(DmaMapError::BeyondReach { last: want.constraints.reach });
         }
         let too_long = DmaMapError::TooLong { len: want.len, most: most - want.offset };
         let end = want.offset.checked_add(want.len).and_then(|end| end.checked_next_multiple_of(slot));
@@ -141,20 +146,18 @@ impl<P: Platform, C: CopyMemory> Swiotlb<P, C> {
         odd: Option<&OddRun>,
         prefer: Option<usize>,
     ) -> Option<Found<'_, P, C>> {
-        let reach = want.constraints.reach();
+        let reach = want.constraints.reach;
         // CPUs begin with different areas, as long as there are enough.
         let first = |this_cpu: Option<&LocalCpu<'_>>| prefer.or(this_cpu.map(LocalCpu::index)).unwrap_or(0);
         let listed = |this_cpu: Option<&LocalCpu<'_>>| {
             let first = first(this_cpu);
-            let meta = match self.cpus.with(this_cpu, |cpu| self.refill(cpu, first, want.order, reach)) {
-                Some(found) => found,
-                None => {
-                    let mut run = [None];
-                    self.areas.take_runs(first, want.order, reach, &mut run);
-                    run[0]
-                }
-            };
-            meta.map(|meta| self.found(meta, want.order, want.offset))
+            let own = self.cpus.with(this_cpu, |cpu| self.refill(cpu, first, want.order, reach));
+            let meta = own.unwrap_or_else(|| {
+                let mut run = [None];
+                self.areas.take_runs(first, want.order, reach, &mut run);
+                run[0]
+            });
+            meta.map(|meta| Found { pool: self, meta, class: want.order, offset: want.offset })
         };
         if want.order < ORDERS
             && let Some(found) = self.platform.with_cpu(listed)
@@ -165,7 +168,7 @@ impl<P: Platform, C: CopyMemory> Swiotlb<P, C> {
         let first = self.platform.with_cpu(first);
         // A CPU is lent for each area anew, so that none is held for long.
         let take = |area| {
-            let found = |meta| self.found(meta, ODD, run.offset);
+            let found = |meta| Found { pool: self, meta, class: ODD, offset: run.offset };
             self.platform.with_cpu(|_| self.areas.take_odd(area, reach, run).map(found))
         };
         self.areas.from(first).find_map(take)
@@ -215,11 +218,8 @@ impl<P: Platform, C: CopyMemory> Swiotlb<P, C> {
     #[cold]
     fn give_slow(&self, meta: &SlotMeta, class: u32) {
         self.platform.with_cpu(|this_cpu| {
-            let kept = match class < ORDERS {
-                true => self.cpus.with(this_cpu, |cpu| self.keep(cpu, meta, class)),
-                false => None,
-            };
-            if kept != Some(true) {
+            let keep = |cpu: &Cpu| class < ORDERS && self.keep(cpu, meta, class);
+            if self.cpus.with(this_cpu, keep) != Some(true) {
                 self.give_to_area(meta, class);
             }
         });

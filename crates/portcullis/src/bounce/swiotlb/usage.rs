@@ -26,7 +26,7 @@ pub struct SwiotlbUsage {
 impl<P: Platform, C: CopyMemory> Swiotlb<P, C> {
     /// Reads the counters. Sums over all CPUs, and disturbs none. O(CPUs + areas).
     pub fn usage(&self) -> SwiotlbUsage {
-        let (areas, shift) = (&self.areas, self.areas.slot_shift());
+        let (areas, shift) = (&self.areas, self.areas.slot_shift);
         let kept = self.cpus.peek().map(Cpu::kept).sum::<u64>();
         let (taken, most) = areas.taken();
         SwiotlbUsage {
@@ -34,7 +34,7 @@ impl<P: Platform, C: CopyMemory> Swiotlb<P, C> {
             kept: kept << shift,
             most: most << shift,
             capacity: areas.capacity() << shift,
-            least: areas.min() as u64 * areas.area_bytes(),
+            least: areas.min as u64 * areas.area_bytes(),
             limit: areas.max() as u64 * areas.area_bytes(),
             overhead: (areas.metadata_bytes() + self.cpus.bytes()) as u64,
         }

@@ -5,6 +5,7 @@ use alloc::vec::Vec;
 use super::lane::{Common, Lane, Unmapped};
 use super::{DmaMapError, DmaUnmapError, Machine};
 use crate::addr::{Direction, DmaSegment, Iova, PhysAddr, PhysSegment};
+use crate::bounce::pool::Toward;
 use crate::bounce::swiotlb::{Constraints, Swiotlb};
 use crate::dma::device::Side;
 use crate::dma::mapping::Kind;
@@ -156,6 +157,10 @@ impl<X: Machine> Lane<X> for Copies<X> {
         (offset, len): (u64, u64),
     ) -> Result<(), DmaUnmapError> {
         let one = [DmaSegment { iova: mapping.iova, len: mapping.word }];
+        let into = match side {
+            Side::Cpu => Toward::Original,
+            Side::Device => Toward::Buffer,
+        };
         let (end, mut begins) = (offset.saturating_add(len), 0_u64);
         for segment in self.pieces(mapping).unwrap_or(&one) {
             let (first, last) = (offset.max(begins), end.min(begins.saturating_add(segment.len)));
@@ -163,12 +168,7 @@ impl<X: Machine> Lane<X> for Copies<X> {
                 let phys = PhysAddr::new(segment.iova.get().wrapping_add(first - begins));
                 // SAFETY: the pool's clause 1: the mapping is borrowed, so it does not end meanwhile, and a queue is not `Sync`, so no two of its
                 // syncs run together. Clause 2 is `map_raw`'s clause 2, of the mapping's caller.
-                unsafe {
-                    match side {
-                        Side::Cpu => self.pool.piece_for_cpu(phys, last - first)?,
-                        Side::Device => self.pool.piece_for_device(phys, last - first)?,
-                    }
-                }
+                unsafe { self.pool.sync_piece(phys, last - first, into) }?;
             }
             begins = begins.saturating_add(segment.len);
         }

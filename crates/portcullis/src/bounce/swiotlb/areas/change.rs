@@ -60,7 +60,7 @@ impl Areas {
         let mut bits = self.spaces[area].bits.lock();
         bits.open();
         self.counts.present.fetch_add(1, Ordering::Relaxed);
-        self.spaces[area].free.store(bits.free(), Ordering::Relaxed);
+        self.spaces[area].free.store(bits.free, Ordering::Relaxed);
     }
 
     /// Makes the slots of the area number `area` unavailable, if all are free and more than `least` areas are there. `None` if not;
@@ -70,7 +70,7 @@ impl Areas {
         let mut bits = space.bits.lock();
         let present = &self.counts.present;
         let less = |present: usize| (present > least).then(|| present - 1);
-        if bits.free() < 1 << self.bits()
+        if bits.free < 1 << self.bits()
             || present.fetch_update(Ordering::Relaxed, Ordering::Relaxed, less).is_err()
         {
             return None;

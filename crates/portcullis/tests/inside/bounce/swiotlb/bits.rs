@@ -43,9 +43,9 @@ fn against_a_plain_model() {
             _ => {}
         }
         live.iter().for_each(|(at, n)| model[*at..at + n].fill(true));
-        assert_eq!(bits.free(), model.iter().filter(|taken| !**taken).count());
+        assert_eq!(bits.free, model.iter().filter(|taken| !**taken).count());
     }
     live.iter().for_each(|(at, n)| bits.give(*at, *n));
-    assert!(bits.close() && bits.free() == 0 && !bits.close());
+    assert!(bits.close() && bits.free == 0 && !bits.close());
     assert_eq!((bits.take_runs(0, 1, |_| ()), bits.take_odd(1, 0, 1)), (0, None), "none is to be had");
 }
