@@ -80,7 +80,7 @@ impl Depot {
         magazine
     }
 
-    /// As [`take`](Self::take), without a map that wants it: some of it may come back.
+    /// As [`take`](Self::take), but the timer does not see it as demand: some of it may come back.
     pub(super) fn take_unnoticed(&mut self, slots: &[Slot], kind: usize) -> Option<Magazine> {
         let all = &mut self.magazines[kind];
         let Magazine { link: next, slots } = slots.get(all.first()?)?.magazine();

@@ -51,8 +51,8 @@ impl OpsConfig {
     }
 }
 
-/// A configuration that every map reads and that changes rarely, in one word: twice the threshold plus 1 (0 if nothing is copied), and the
-/// bit [`AUTO`]. Its [policy](OpsConfig::policy) is beside it, in the handle.
+/// A configuration that every map reads and that changes rarely, in one word: the threshold plus 1 (0 if nothing is copied), shifted up by
+/// one bit, and the bit [`AUTO`]. Its [policy](OpsConfig::policy) is beside it, in the handle.
 #[derive(Debug)]
 pub(super) struct AtomicConfig(AtomicU64);
 

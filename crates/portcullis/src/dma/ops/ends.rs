@@ -53,7 +53,10 @@ impl<X: Machine> DmaOps<X> {
             // SAFETY: clauses 1 and 2 are the caller's.
             false => unsafe { self.end(iova, len, !attributes.skip_copy) },
         };
-        ended.inspect_err(|_| self.count_error())
+        if ended.is_err() {
+            self.count_error();
+        }
+        ended
     }
 
     /// As [`end`](Self::end), for a handle that measures. Out of line, so that all of `end` is inlined.

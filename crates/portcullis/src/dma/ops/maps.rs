@@ -54,9 +54,12 @@ impl<X: Machine> DmaOps<X> {
     ) -> Result<Iova, DmaMapError> {
         let list = [PhysSegment { phys, len }];
         // SAFETY: clauses 1 to 3 are the caller's.
-        let made = unsafe { self.enter::<true>(&list, len, direction, attributes) };
-        match made.inspect_err(|_| self.count_error())? {
-            Made::Copied { iova, .. } | Made::Opened { iova, .. } => Ok(iova),
+        match unsafe { self.enter::<true>(&list, len, direction, attributes) } {
+            Ok(Made::Copied { iova, .. } | Made::Opened { iova, .. }) => Ok(iova),
+            Err(error) => {
+                self.count_error();
+                Err(error)
+            }
         }
     }
 

@@ -55,7 +55,8 @@ impl<X: Machine, B: DmaBuffer> Queue<X, B> {
         if mapping.queue() != self.common.number {
             return Err(NotUnmapped::foreign(mapping));
         }
-        match by_lane!(&mut self.lane, lane => lane.unmap_for(&mut self.common, mapping)) {
+        // SAFETY: clause 1: the number is this queue's, and a mapping is unmapped once, as it cannot be copied.
+        match by_lane!(&mut self.lane, lane => unsafe { lane.unmap_for(&mut self.common, mapping) }) {
             Ok(Ended::Flushed(())) => self.flushed(),
             ended => ended,
         }
@@ -65,7 +66,8 @@ impl<X: Machine, B: DmaBuffer> Queue<X, B> {
     fn unmap_in_batch(&mut self, iova: Iova, word: u64, tag: u64) -> Unmapped {
         let mapping = RawMapping { iova, word, tag };
         let AnyLane::Batch(batch) = &mut self.lane else { return Err(NotUnmapped::foreign(mapping)) };
-        match batch.unmap_for(&mut self.common, mapping) {
+        // SAFETY: clause 1: `unmap_raw` has compared the number, and a mapping is unmapped once, as it cannot be copied.
+        match unsafe { batch.unmap_for(&mut self.common, mapping) } {
             Ok(Ended::Flushed(())) => self.flushed(),
             ended => ended,
         }

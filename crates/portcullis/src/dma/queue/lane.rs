@@ -13,7 +13,7 @@ use crate::domain::{MapListError, UnmapError};
 
 pub(super) type Unmapped = Result<Ended<(), ()>, NotUnmapped<RawMapping>>;
 
-/// One strategy of a queue, which passes only its own mappings.
+/// One strategy of a queue.
 pub(super) trait Lane<X: Machine> {
     /// Maps a list as a whole or not at all. Returns the number of segments in `out`, and the mapping.
     ///
@@ -28,10 +28,16 @@ pub(super) trait Lane<X: Machine> {
     ) -> Result<(usize, RawMapping), DmaMapError>;
 
     /// Ends a mapping, or adds it to a batch. Counts an unmap that needs a flush of the domain as [owed](Common::owed).
-    fn unmap_for(&mut self, queue: &mut Common<X>, mapping: RawMapping) -> Unmapped;
+    ///
+    /// # Safety
+    /// 1. It is an open mapping of `queue`: its maker's clauses hold.
+    unsafe fn unmap_for(&mut self, queue: &mut Common<X>, mapping: RawMapping) -> Unmapped;
 
     /// `part` is offset and length.
-    fn sync_for(
+    ///
+    /// # Safety
+    /// As [`unmap_for`](Self::unmap_for).
+    unsafe fn sync_for(
         &self,
         queue: &Common<X>,
         _mapping: &RawMapping,
@@ -113,7 +119,7 @@ impl<X: Machine> Common<X> {
         self.ended(ended)
     }
 
-    /// The device's own policy holds for its copied mappings, too.
+    /// The device's own policy holds for what the pool maps without a copy, too.
     #[inline]
     pub fn rule(&self) -> Rule<'_> {
         Rule::Policy(Some(self.device.exception()))

@@ -1,4 +1,4 @@
-//! The lanes of a coherent device behind an IOMMU.
+//! A queue's lane, one of seven, and the lanes of coherent devices that no swiotlb copies for.
 
 use alloc::boxed::Box;
 
@@ -71,7 +71,7 @@ impl<X: Machine> Lane<X> for Direct {
         Ok(unsafe { queue.map_directly(list, direction, out) }?)
     }
 
-    fn unmap_for(&mut self, queue: &mut Common<X>, mapping: RawMapping) -> Unmapped {
+    unsafe fn unmap_for(&mut self, queue: &mut Common<X>, mapping: RawMapping) -> Unmapped {
         queue.unmap_directly(&mapping)
     }
 }
@@ -90,7 +90,7 @@ impl<X: Machine> Lane<X> for BatchOf<X> {
     }
 
     #[inline(always)]
-    fn unmap_for(&mut self, queue: &mut Common<X>, mapping: RawMapping) -> Unmapped {
+    unsafe fn unmap_for(&mut self, queue: &mut Common<X>, mapping: RawMapping) -> Unmapped {
         if self.is_full() {
             // Its commit failed. This unmap cannot report what the next try ends: a later commit does.
             match self.commit() {
@@ -146,7 +146,7 @@ impl<X: Machine> Lane<X> for RingOf<X> {
         }
     }
 
-    fn unmap_for(&mut self, queue: &mut Common<X>, mapping: RawMapping) -> Unmapped {
+    unsafe fn unmap_for(&mut self, queue: &mut Common<X>, mapping: RawMapping) -> Unmapped {
         match mapping.kind() {
             Kind::Alone => queue.unmap_strictly(&mapping),
             _ => self.unmap(mapping),
@@ -185,14 +185,14 @@ impl<X: Machine> Lane<X> for CopyingOf<X> {
     }
 
     #[inline]
-    fn unmap_for(&mut self, queue: &mut Common<X>, mapping: RawMapping) -> Unmapped {
-        // SAFETY: `unmap`'s clauses 1 and 3: this has the only token of the mapping, which syncs borrow, so no other unmap or sync runs now or later.
+    unsafe fn unmap_for(&mut self, queue: &mut Common<X>, mapping: RawMapping) -> Unmapped {
+        // SAFETY: `unmap`'s clauses 1 and 3: by clause 1 this has the only token of an open mapping, which syncs borrow, so no other unmap or sync runs now or later.
         // Clause 2: `map_raw`'s clause 2 holds until this returns.
         let ended = unsafe { self.pool().unmap_by(queue.rule(), mapping.iova, mapping.word) };
         queue.ended_copy(ended)
     }
 
-    fn sync_for(
+    unsafe fn sync_for(
         &self,
         _: &Common<X>,
         mapping: &RawMapping,
@@ -232,7 +232,7 @@ impl<X: Machine> Lane<X> for AdaptiveOf<X> {
     }
 
     #[inline]
-    fn unmap_for(&mut self, queue: &mut Common<X>, mapping: RawMapping) -> Unmapped {
+    unsafe fn unmap_for(&mut self, queue: &mut Common<X>, mapping: RawMapping) -> Unmapped {
         let kind = mapping.kind();
         if matches!(kind, Kind::Pool(_)) && mapping.timed().is_none() {
             // SAFETY: `unmap`'s clauses, as for a queue that copies.
@@ -245,7 +245,7 @@ impl<X: Machine> Lane<X> for AdaptiveOf<X> {
         }
     }
 
-    fn sync_for(
+    unsafe fn sync_for(
         &self,
         _: &Common<X>,
         mapping: &RawMapping,

@@ -209,7 +209,7 @@ impl<X: Machine> Lane<X> for NotCoherent {
     }
 
     #[inline(never)]
-    fn unmap_for(&mut self, _: &mut Common<X>, mapping: RawMapping) -> Unmapped {
+    unsafe fn unmap_for(&mut self, _: &mut Common<X>, mapping: RawMapping) -> Unmapped {
         let index = mapping.word as usize;
         let Some(token) = self.made[index].token.take() else { broken("a token is unmapped once") };
         if self.made[index].copied {
@@ -246,7 +246,7 @@ impl<X: Machine> Lane<X> for NotCoherent {
     }
 
     #[inline(never)]
-    fn sync_for(
+    unsafe fn sync_for(
         &self,
         _: &Common<X>,
         mapping: &RawMapping,

@@ -132,8 +132,8 @@ impl<X: Machine> Lane<X> for Copies<X> {
         Ok((needed, RawMapping { iova, word, tag: queue.number | Kind::Swiotlb { is_list }.bits() }))
     }
 
-    fn unmap_for(&mut self, _: &mut Common<X>, mapping: RawMapping) -> Unmapped {
-        // SAFETY: the pool's clauses: this has the only token of the mapping, which syncs borrow, so no other unmap or sync runs now or later (1).
+    unsafe fn unmap_for(&mut self, _: &mut Common<X>, mapping: RawMapping) -> Unmapped {
+        // SAFETY: the pool's clauses: by clause 1 this has the only token of an open mapping, which syncs borrow, so no other unmap or sync runs now or later (1).
         // `map_raw`'s clause 2 holds until this returns (2).
         let ended = unsafe {
             match self.list(&mapping) {
@@ -149,7 +149,7 @@ impl<X: Machine> Lane<X> for Copies<X> {
         self.pieces(mapping)
     }
 
-    fn sync_for(
+    unsafe fn sync_for(
         &self,
         _: &Common<X>,
         mapping: &RawMapping,

@@ -38,6 +38,7 @@ impl<X: Machine, B: DmaBuffer> Queue<X, B> {
         if mapping.queue() != self.common.number {
             return Err(DmaUnmapError::OtherQueue);
         }
-        by_lane!(&self.lane, lane => lane.sync_for(&self.common, mapping, side, part))
+        // SAFETY: clause 1: the number is this queue's, and the mapping is borrowed, so it is open.
+        by_lane!(&self.lane, lane => unsafe { lane.sync_for(&self.common, mapping, side, part) })
     }
 }

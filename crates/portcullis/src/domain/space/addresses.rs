@@ -86,7 +86,7 @@ impl<M: Mapper, P: Platform> Domain<M, P> {
     pub(crate) fn lose_rest(&self, range: IovaRange, bytes: u64) {
         self.lose(bytes);
         if !self.parts.is_empty() {
-            // Dropped with the CPU; if the platform panics, without one.
+            // The guard runs while the CPU is lent; if the platform panics and lends none, it runs without.
             let losing = Guard::new(|| self.lose(self.parts.forget(range)));
             self.platform.with_cpu(|_| drop(losing));
         }

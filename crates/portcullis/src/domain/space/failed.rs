@@ -26,7 +26,7 @@ impl<M: Mapper, P: Platform> Domain<M, P> {
             self.quarantine(changing);
         } else {
             changing.done();
-            // Dropped with the CPU; if the platform panics, without one.
+            // The guard runs while the CPU is lent; if the platform panics and lends none, it runs without.
             let losing = Guard::new(|| self.lose(unmapped.saturating_add(self.parts.forget(range))));
             let rest = self.platform.with_cpu(|_| {
                 let is_rest = confirmed.is_ok() && kept == 0 && self.parts.was_rest(range, unmapped);
