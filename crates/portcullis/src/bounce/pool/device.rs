@@ -126,10 +126,10 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BounceDevice<M, P, C> {
         direction: Direction,
     ) -> Result<PoolMapping<'a>, DmaMapError> {
         let (pool, how) = (&*self.pool, (Attributes::default(), true));
-        let request = pool.request(&self.client, list, direction, how)?;
+        let mut request = pool.request(&self.client, list, direction, how)?;
         let touches = touch(list, pool.domain.granule());
         // SAFETY: clauses 1 to 3 are the caller's.
-        unsafe { pool.map_direct(&request, touches) }
+        unsafe { pool.map_direct(&mut request, touches) }
     }
 
     /// Checks that the device reaches all slots.
@@ -272,14 +272,14 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
         direction: Direction,
         how: (Attributes, bool),
     ) -> Result<PoolMapping<'a>, DmaMapError> {
-        let request = self.request(client, list, direction, how)?;
+        let mut request = self.request(client, list, direction, how)?;
         // One after the other, as the callees of either take much of the stack.
         // SAFETY: clauses 1 to 3 are the caller's.
         if let Some(mapping) = unsafe { self.map_in_any_slot(&request) }? {
             return Ok(mapping);
         }
         // SAFETY: clauses 1 to 3 are the caller's.
-        unsafe { self.map_otherwise(&request) }
+        unsafe { self.map_otherwise(&mut request) }
     }
 
     /// Checks the sums of a list.
@@ -337,7 +337,10 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
     /// As [`BounceDevice::map`].
     #[cold]
     #[inline(never)]
-    unsafe fn map_otherwise<'a>(&self, request: &Request<'_, 'a>) -> Result<PoolMapping<'a>, DmaMapError> {
+    unsafe fn map_otherwise<'a>(
+        &self,
+        request: &mut Request<'_, 'a>,
+    ) -> Result<PoolMapping<'a>, DmaMapError> {
         let (list, granule) = (request.list, self.domain.granule());
         let (touches, cut) = (touch(list, granule), Cut::of(list, granule));
         let opens_others = request.client.profile.untrusted && !(touches && cut == Cut::default());
@@ -347,6 +350,9 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
             return unsafe { self.map_direct(request, touches) };
         }
         let is_split = is_large && touches && self.config.split;
+        if is_split {
+            request.terms.offset = request.origin.phys.page_offset(granule);
+        }
         // SAFETY: clauses 1 to 3 are the caller's; a mapping above the threshold has more than a granule.
         unsafe { self.map_buffered(request, is_split.then_some(cut)) }
     }

@@ -9,7 +9,7 @@ use super::device::Request;
 use super::mapping::{PoolMapping, Way};
 use super::memory::copy_pieces;
 use super::single::{Parts, Phase, Place, Single, find, room};
-use super::slot::{Terms, Toward};
+use super::slot::Toward;
 use super::split::Cut;
 use crate::addr::{Iova, IovaRange, PhysSegment};
 use crate::bounce::error::{DmaMapError, DmaUnmapError, inside};
@@ -32,34 +32,55 @@ pub(crate) enum Rule<'a> {
 
 impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
     /// Maps through buffers of the mapping's own: all of it; or, with a `cut`, only the ends of a list that has more than a granule, and whose pieces
-    /// touch.
+    /// touch: the offset is then the one in the granule.
     ///
     /// # Safety
     /// As [`BounceDevice::map`](super::BounceDevice::map).
-    #[inline(never)]
+    #[inline]
     pub(super) unsafe fn map_buffered<'a>(
         &self,
         request: &Request<'_, '_>,
         cut: Option<Cut>,
     ) -> Result<PoolMapping<'a>, DmaMapError> {
-        let Request { list, origin: PhysSegment { phys, len }, terms, .. } = *request;
+        let PhysSegment { phys, len } = request.origin;
         let granule = self.domain.granule();
-        let (offset, middle, largest, way) = match cut {
-            None => (terms.offset, 0..0, self.threshold(), Way::SingleUse),
-            Some(Cut { head, tail }) => {
-                (phys.page_offset(granule), head..len - tail, granule.bytes(), Way::Split)
-            }
+        let (middle, largest) = match cut {
+            None => (0, self.threshold()),
+            Some(Cut { head, tail }) => (len - head - tail, granule.bytes()),
         };
-        let bytes = offset.checked_add(len).and_then(|bytes| granule.round_up(bytes));
+        let bytes = request.terms.offset.checked_add(len).and_then(|bytes| granule.round_up(bytes));
         let bytes = bytes.ok_or(MapListError::Wraps { index: 0, phys, len })?;
-        let request = Request { terms: Terms { offset, ..terms }, ..*request };
-        let mut original = room(list.len())?;
-        original.extend_from_slice(list);
-        let buffers = self.alloc_pieces(bytes - (middle.end - middle.start), largest)?;
-        let mut linked = room(buffers.len() + cut.map_or(0, |_| list.len())).inspect_err(|_| {
-            // SAFETY: they came from the line above, and nobody else has them.
+        let buffers = self.alloc_pieces(bytes - middle, largest)?;
+        // SAFETY: clauses 1 to 3 are the caller's; the buffers came from `alloc` just now (4).
+        unsafe { self.map_through(request, cut, bytes, buffers) }
+    }
+
+    /// Maps `bytes` bytes of granules through `buffers`. Out of line, as the allocation needs much of the stack before this, where it
+    /// trims.
+    ///
+    /// # Safety
+    /// As [`BounceDevice::map`](super::BounceDevice::map), clauses 1 to 3; 4. the buffers came from `alloc`, for all that is not between the ends of
+    /// `cut`, and nobody else has them.
+    #[inline(never)]
+    unsafe fn map_through<'a>(
+        &self,
+        request: &Request<'_, '_>,
+        cut: Option<Cut>,
+        bytes: u64,
+        buffers: Vec<PhysSegment>,
+    ) -> Result<PoolMapping<'a>, DmaMapError> {
+        let (list, len) = (request.list, request.origin.len);
+        let (middle, way) = match cut {
+            None => (0..0, Way::SingleUse),
+            Some(Cut { head, tail }) => (head..len - tail, Way::Split),
+        };
+        let memory = room(list.len())
+            .and_then(|original| Ok((original, room(buffers.len() + cut.map_or(0, |_| list.len()))?)));
+        let (mut original, mut linked) = memory.inspect_err(|_| {
+            // SAFETY: the buffers came from `alloc`, and nobody else has them, by clause 4.
             unsafe { self.free_pieces(&buffers) };
         })?;
+        original.extend_from_slice(list);
         let (before, behind) = buffers.split_at(usize::from(middle.start > 0));
         linked.extend_from_slice(before);
         if let Some(cut) = cut {
@@ -67,9 +88,9 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
         }
         linked.extend_from_slice(behind);
         let parts = Parts { list: original, buffers, middle, neighbours: 0 };
-        // SAFETY: the buffers came from `alloc` just now (1); between them are whole granules of `list`, by the caller's clause 2 (2); the list is
+        // SAFETY: the buffers came from `alloc` by clause 4 (1); between them are whole granules of `list`, by the caller's clause 2 (2); the list is
         // the request's (3).
-        let single = unsafe { self.enter_single(&request, (&linked, bytes), parts) }?;
+        let single = unsafe { self.enter_single(request, (&linked, bytes), parts) }?;
         Ok(PoolMapping { iova: single.iova(), len, way, list: None })
     }
 

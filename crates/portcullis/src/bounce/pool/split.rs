@@ -7,7 +7,6 @@ use super::BouncePool;
 use super::device::Request;
 use super::mapping::{PoolMapping, Way};
 use super::single::Parts;
-use super::slot::Terms;
 use crate::addr::{Iova, PageSize, Permissions, PhysAddr, PhysSegment, touch};
 use crate::bounce::error::DmaMapError;
 use crate::domain::{Changing, MapListError, Tally};
@@ -61,7 +60,7 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
     #[inline(never)]
     pub(super) unsafe fn map_direct<'a>(
         &self,
-        request: &Request<'_, 'a>,
+        request: &mut Request<'_, 'a>,
         touches: bool,
     ) -> Result<PoolMapping<'a>, DmaMapError> {
         let Request { list, origin: PhysSegment { phys, len }, terms, .. } = *request;
@@ -80,11 +79,10 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
         let unused = end.wrapping_neg() & granule.offset_mask();
         let bytes = self.domain.pages_of(list)?;
         let (span, neighbours) = (bytes - offset - unused, bytes.saturating_sub(len));
-        let origin = PhysSegment { phys, len: span };
-        let request = Request { origin, terms: Terms { offset, ..terms }, ..*request };
+        (request.origin.len, request.terms.offset) = (span, offset);
         let parts = Parts { middle: 0..span, neighbours, ..Parts::default() };
         // SAFETY: there are no buffers (1); `list` is the caller's to open by its clause 2 (2); the list of `parts` is empty (3).
-        let single = unsafe { self.enter_single(&request, (list, bytes), parts) }?;
+        let single = unsafe { self.enter_single(request, (list, bytes), parts) }?;
         // If a call below panics, the addresses leak: nobody owns them yet.
         let changing = self.domain.changing(single.range);
         self.domain.settle(Tally { maps: 1, ..Tally::default() });
