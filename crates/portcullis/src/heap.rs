@@ -2,8 +2,8 @@
 //!
 //! `Box::new`, `Arc::new`, `collect` and insertions into maps of `alloc` abort without memory. So the crate takes
 //! boxes, slices and [shared values](Shared) from here, and grows a `Vec` only by `try_reserve`. Large values are built
-//! in place (`slice_in`), as a kernel's stack has no room for them. `shared.rs` has the shared values. This layer uses
-//! no other, only `broken`.
+//! in place (`slice_in`), as a kernel's stack has no room for them. `shared.rs` has the shared values. Of the
+//! crate, this layer uses only `broken`.
 
 mod shared;
 
@@ -32,13 +32,13 @@ use core::ptr::{self, NonNull};
 
 use crate::broken::broken;
 
-/// `core`'s atomics for [`Shared`]'s counts, also under loom: its model (`tests/inside/heap/model.rs`) replaces this
-/// module.
+/// `core`'s atomics for [`Shared`]'s counts, also if the crate is built for loom. The loom model of the counts
+/// (`tests/inside/heap/model.rs`) replaces this module.
 mod atomics {
     pub use core::sync::atomic::{AtomicUsize, Ordering};
 }
 
-/// The heap has no memory. The value for it was dropped.
+/// The heap has no memory. A value that was to be there is dropped, unless it comes back with the error.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("the heap has no memory")]
 pub struct OutOfMemory;

@@ -51,8 +51,8 @@ impl IovaRange {
     #[inline]
     pub(crate) fn of_pages(start: Iova, len: u64, size: PageSize) -> Option<Self> {
         // With `len` 0, `checked_add(u64::MAX)` succeeds only for `start` 0, and `last` is the highest address. The
-        // pages then have 2^64 bytes, as for other bytes that touch every page: that wraps to 0, and `NonZeroU64`
-        // refuses it.
+        // pages are then all 2^64 bytes, as for any range that touches every page: their length wraps to 0, and
+        // `NonZeroU64` refuses it.
         let last = start.checked_add(len.wrapping_sub(1))?;
         let start = start.align_down(size);
         let len = (last.get() | size.offset_mask()).wrapping_sub(start.get()).wrapping_add(1);

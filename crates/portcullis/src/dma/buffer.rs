@@ -197,7 +197,7 @@ impl<B: DmaBuffer, T> Tagged<B, T> {
         &self.buffer
     }
 
-    /// Takes both apart.
+    /// Returns the buffer and the cookie.
     pub fn into_parts(self) -> (B, T) {
         (self.buffer, self.cookie)
     }

@@ -119,8 +119,8 @@ impl<F: Frames, M: Mapper, P: Platform> CoherentMemory<F, M, P> {
 
     /// Copies the bytes from `offset` on to `out`, word by word; `None`, with nothing copied, if some of them do not exist.
     ///
-    /// If a device is writing them, each word is an old or a new one. After reading that the device is done, call [`DmaDevice::sync_for_cpu`] first:
-    /// it orders this read after that one. O(`out.len()`); never waits.
+    /// If a device is writing them, each word is an old or a new one. A driver that has read that the device is done calls
+    /// [`DmaDevice::sync_for_cpu`] before this call, which orders the two reads. O(`out.len()`); never waits.
     #[must_use = "`None` says that nothing was copied"]
     pub fn read(&self, offset: usize, out: &mut [u8]) -> Option<()> {
         self.each_word(offset, out.len(), |word, at, part| {
@@ -220,7 +220,8 @@ impl<F: Frames, M: Mapper, P: Platform> CoherentMemory<F, M, P> {
         Some(unsafe { core::slice::from_raw_parts(first.as_ptr().cast(), self.words()) })
     }
 
-    /// Calls `f` for each word with some of the `len` bytes from `offset` on: with the number of these before the word, and their range in the word.
+    /// Calls `f` for each word that holds some of the `len` bytes from `offset` on. The arguments are the word, the number of these bytes that lie in
+    /// earlier words, and the range in this word of those that it holds.
     fn each_word(
         &self,
         offset: usize,

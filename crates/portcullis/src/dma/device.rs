@@ -29,6 +29,7 @@ pub struct DmaDevice<M: Mapper, P: Platform> {
     /// slow path reports why.
     limit: u64,
     mask: u64,
+    /// The device's own policy, if it has one: all clones share it.
     exception: Shared<AtomicPolicy>,
 }
 
@@ -222,9 +223,9 @@ impl<M: Mapper, P: Platform> DmaDevice<M, P> {
     /// Makes the device's writes visible to the CPU, for memory that stays mapped: a fence orders the CPU's later reads after its read of the
     /// device's completion. (Queues sync the mappings of a non-coherent device.)
     ///
-    /// This fence, and that of [`sync_for_device`](Self::sync_for_device), is one between CPUs. The kernel's own access to a register of the device
-    /// orders the rest. A non-coherent device that polls memory may lie outside of the CPUs' domain, as on Arm: there the driver adds the kernel's
-    /// barrier for devices (`dmb osh`).
+    /// This fence, and that of [`sync_for_device`](Self::sync_for_device), orders accesses to memory as other CPUs see them. The rest is up to the
+    /// kernel's functions that access a register of the device: they order that access with those of memory. A non-coherent device that polls memory
+    /// may lie outside of the CPUs' domain, as on Arm: there the driver adds the kernel's barrier for devices (`dmb osh`).
     pub fn sync_for_cpu(&self) {
         fence(Ordering::Acquire);
     }

@@ -75,7 +75,7 @@ pub(super) enum Kind {
     Pool(Way),
     /// By the pool of a machine without an IOMMU. The word is the length of one piece, or the index of a list in the queue.
     Swiotlb { is_list: bool },
-    /// By a queue of a non-coherent device, which keeps the rest. The word is an index.
+    /// By a queue of a non-coherent device, which keeps a record of each mapping. The word is the record's index.
     NotCoherent,
 }
 
@@ -179,13 +179,13 @@ impl RawMapping {
         u64::from(self.list())
     }
 
-    /// Of a [cut](Kind::Cut) mapping.
+    /// The number of the list of a [cut](Kind::Cut) mapping.
     #[inline]
     pub(super) fn list(&self) -> u32 {
         self.word as u32
     }
 
-    /// Makes a mapping in the ring the [cut](Kind::Cut) mapping of a list.
+    /// Turns a mapping in the ring into the [cut](Kind::Cut) mapping of list `number`.
     pub(super) fn cut(self, number: u32) -> Self {
         debug_assert_eq!(self.beside(), 0);
         let word = self.word >> Self::PAGES << Self::PAGES | u64::from(number);
@@ -201,7 +201,7 @@ impl RawMapping {
         Kind::of(self.tag).unwrap_or_else(|| broken("a mapping says how it was made"))
     }
 
-    /// The class and the choice for which its unmap counts, if its map was timed.
+    /// If its map was timed: the class and the choice to whose cost its unmap's time is added.
     #[inline]
     pub(super) fn timed(&self) -> Option<(u8, Choice)> {
         let choice = match self.tag >> Kind::TIMED & 3 {

@@ -10,7 +10,7 @@
 //!
 //! A kernel whose drivers unmap by address and length, on any CPU, uses a [`DmaOps`] for each device instead of queues.
 //!
-//! With the feature `parts`, the parts of queues are public: [`DmaDevice`], `RawBatch`, `StrictRing` and `AdaptiveRing`, all by address.
+//! All parts of queues work by address. [`DmaDevice`] is always public; with the feature `parts`, so are `RawBatch`, `StrictRing` and `AdaptiveRing`.
 //!
 //! Read `queue` (what drivers call), then `device` (mappings that are not copied), `raw_batch`, `ring`, `adaptive` (the choice between copying and
 //! mapping), `pooled` and `coherent` (memory that stays mapped), and `ops`. This layer uses every other one.

@@ -192,7 +192,8 @@ impl<X: Machine> PoolBuffer<X> {
         Some(offset..end)
     }
 
-    /// Calls `f` for each frame with bytes of `range`: with its words, the offset of the bytes there, and the part of the range that they are.
+    /// Calls `f` for each frame that holds bytes of `range`. The arguments are the frame's words, the offset of the first of these bytes in the frame,
+    /// and their positions counted from the start of `range`.
     fn each_frame(
         &self,
         range: Range<usize>,

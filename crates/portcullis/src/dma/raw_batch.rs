@@ -120,7 +120,7 @@ impl<M: Mapper, P: Platform> RawBatch<M, P> {
     /// Adds a mapping of the batch's domain: `used` bytes in `range`, or `None` without translation. The batch is not full.
     pub(super) fn unlink(&mut self, range: Option<IovaRange>, used: u64) -> Result<(), UnmapError> {
         let neighbours = range.map_or(0, |range| range.len().saturating_sub(used));
-        // A mapper that removes only whole mappings refuses a part, until the call with the last part removes the whole.
+        // If the mapper removes mappings only as a whole, this is an error for each part but the last, whose call removes the whole mapping.
         let range = range.map(|range| self.domain.whole_for(range)).transpose()?;
         self.mappings += 1;
         let Some(range) = range else {
@@ -143,7 +143,7 @@ impl<M: Mapper, P: Platform> RawBatch<M, P> {
             // No commit ends it.
             self.mappings -= 1;
         }
-        // Which mapping had these addresses is unknown.
+        // The addresses leak, as it is unknown to which mapping they belong.
         self.domain.lose_rest(range, bytes);
         if kept > 0 {
             return Err(UnmapError::StillMapped { range, unmapped: bytes, kept });
@@ -151,6 +151,7 @@ impl<M: Mapper, P: Platform> RawBatch<M, P> {
         Err(UnmapError::NotMapped { range, unmapped: bytes })
     }
 
+    /// Gives back the addresses that are still in the batch, whose end is confirmed, and subtracts its neighbour bytes.
     fn settle(&mut self) {
         self.give_up_torn();
         self.parts = 0;

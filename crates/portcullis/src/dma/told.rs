@@ -4,7 +4,9 @@
 /// does.
 #[derive(Debug, Default)]
 pub(super) struct Told {
+    /// Mappings in the last report.
     last: usize,
+    /// Ended mappings that no report has had.
     untold: usize,
 }
 

@@ -1,4 +1,5 @@
-//! [`Shared`]: an `Arc` whose constructor returns an error without memory, which `alloc`'s does not on stable Rust.
+//! [`Shared`]: an `Arc` whose constructor returns an error if there is no memory. That of `alloc`'s `Arc` does not on
+//! stable Rust.
 //!
 //! Memory ordering, the usual one of such counts. A new owner comes from an existing one, so its increment needs no
 //! order. A leaving owner releases what it did with the value, and the last acquires what all others did before it

@@ -152,7 +152,7 @@ pub fn events_of<T: PlatformEvents + 'static>(listener: &Shared<T>) -> Weak<dyn 
 /// 3. `f` is called on the caller's processor (or thread), at most once, before the method returns, and stays there; it
 ///    may move to another processor only as an operating system moves a thread, with its stores visible there.
 /// 4. A CPU's number is below [`cpus`](Self::cpus), which always returns the same.
-/// 5. [`fence_all`](Self::fence_all) is a full memory barrier of its caller's. If any proof was made by
+/// 5. [`fence_all`](Self::fence_all) is a full memory barrier for its caller. If any proof was made by
 ///    [`LocalCpu::with_light_fence`], every processor that may run the holder of such a proof also passes a full memory
 ///    barrier, between the beginning and the end of the call.
 /// 6. Clones, and handles such as an `Arc`, are the same platform: all clauses cover all of them together.

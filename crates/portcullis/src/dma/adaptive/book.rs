@@ -12,7 +12,8 @@ const TIMED: u64 = 61;
 /// The first timed mapping of a size: earlier ones warm up tables and buffers.
 pub(super) const FIRST_TIMED: u64 = 8;
 
-/// The sampling interval after `made` mappings. Four samples, which change a choice, come before there are two and a half times as many.
+/// The sampling interval after `made` mappings. Four samples, enough to change a choice, are taken before the number of mappings has grown to two and a
+/// half times `made`.
 pub(crate) fn pause_after(made: u64) -> u64 {
     (made / 4).clamp(1, TIMED)
 }
@@ -136,11 +137,14 @@ pub struct Explained {
     pub switches: u64,
 }
 
+/// The costs of copying and of mapping for mappings of one size, and the choice. In an adaptive ring each direction and each shape (with shared ends or
+/// without) has its own.
 #[derive(Debug)]
 pub(crate) struct Cell {
     choice: Choice,
     copy: Cost,
     map: Cost,
+    /// How often in a row the other way was clearly cheaper.
     against: u32,
     switches: u64,
     /// Timed mappings since the last probe.
@@ -167,8 +171,8 @@ impl Cell {
         }
     }
 
-    /// The way of the next timed mapping: the chosen one, or a probe. `mappings`, the number until the next timed one, credits the probes' budget
-    /// with their time.
+    /// Returns how to make the next timed mapping: as chosen, or, for a probe, the other way. Also adds to the probes' budget
+    /// its share of the time of the `mappings` mappings until the next timed one.
     pub(crate) fn turn(&mut self, mappings: u64) -> Choice {
         let (ours, other) = (self.cost(self.choice).total(), self.cost(self.choice.other()).total());
         let ours = ours.unwrap_or(0);
@@ -182,7 +186,7 @@ impl Cell {
         self.choice.other()
     }
 
-    /// Whether to copy a buffer rather than map it with a wait of its own, `wait_ns`: if the cost of copying is unknown, or less.
+    /// Whether to copy a buffer rather than map it with a wait of its own of `wait_ns`: yes if the cost of copying is unknown or lower.
     pub(super) fn copies_rather_than_wait(&self, wait_ns: u64) -> bool {
         let waiting = self.map.map.sixteenths.saturating_add(wait_ns.saturating_mul(16));
         self.copy.total().is_none_or(|copying| copying < waiting)
@@ -223,6 +227,7 @@ impl Cell {
         self.choice
     }
 
+    /// Changes the choice.
     fn settle(&mut self) {
         self.choice = self.choice.other();
         (self.against, self.turns) = (0, 0);

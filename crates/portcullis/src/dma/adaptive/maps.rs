@@ -216,7 +216,7 @@ impl<M: Mapper, P: Platform, C: CopyMemory, K: Fn() -> u64> AdaptiveRing<M, P, C
         }
     }
 
-    /// What to do with a list that the ring refused: `true`: map it outside of the ring; `false`: copy it. Otherwise returns the error.
+    /// For a list that the ring refused with `error`: returns `true` to map it outside of the ring, `false` to copy it, or the error for the caller.
     #[cold]
     fn falls_back_to_mapping(&self, error: DmaMapError, class: Option<usize>) -> Result<bool, DmaMapError> {
         match error {

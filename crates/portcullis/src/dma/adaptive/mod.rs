@@ -43,7 +43,7 @@ pub(crate) use book::{Cell, Half, class_of, classes, pause_after};
 ///
 /// A copy costs time by the byte, a mapping a share of the wait for hardware. Where the two cross depends on caches, on the IOMMU and on the load, so
 /// it is measured. [`new`](Self::new) times both ways for each size (powers of two from 512 bytes to the pool's threshold), with shared ends and
-/// without, on scratch memory. Afterwards one mapping in 61 of each size is timed (of the first 244 more: about 15), and at most one in 64 of these
+/// without, on scratch memory. Afterwards one mapping in 61 of each size is timed (more of the first 244: about 15), and at most one in 64 of these
 /// is a probe, which goes the other way so that its cost stays known; one in 4 while it is unknown. Probes cost at most 1/128 of the time of the
 /// size's mappings on top, besides one probe. The choice changes if the other way was cheaper by an eighth four times in a row.
 /// [`explain`](Self::explain) returns measurements and choices. The time of a commit is divided among the descriptors that end between two commits: a

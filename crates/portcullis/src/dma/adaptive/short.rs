@@ -55,7 +55,7 @@ impl<M: Mapper, P: Platform, C: CopyMemory, K: Fn() -> u64> AdaptiveRing<M, P, C
         Some(range)
     }
 
-    /// Maps a list in the ring, if that is the choice for its size and the ring takes it. An error of the ring, if devices may reach entries.
+    /// Maps a list in the ring, if that is the choice for its size and the ring takes it. Returns the ring's error only if devices may reach entries.
     ///
     /// # Safety
     /// As [`map`](Self::map), clauses 1 to 5.

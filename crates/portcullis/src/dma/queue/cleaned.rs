@@ -72,7 +72,7 @@ unsafe impl<C: CopyMemory> CopyMemory for Cleaned<C> {
         }
     }
 
-    /// Before the driver gives the device the address, so the device reads the copied bytes.
+    /// The driver gives the device the address after this call, so the device reads the copied bytes.
     unsafe fn copy_in(&self, original: PhysAddr, buffer: PhysAddr, len: u64) {
         // SAFETY: `copy_in`'s clauses are the caller's, and say that the CPU reaches the bytes (`clean`).
         unsafe {
@@ -81,7 +81,7 @@ unsafe impl<C: CopyMemory> CopyMemory for Cleaned<C> {
         }
     }
 
-    /// After the device's completion, so its writes are in memory, and lines that the CPU has prefetched are stale. As none is dirty, the
+    /// The device has completed before this call, so its writes are in memory, and lines that the CPU has prefetched are stale. As none is dirty, the
     /// invalidation loses nothing.
     unsafe fn copy_out(&self, buffer: PhysAddr, original: PhysAddr, len: u64) {
         fence(Ordering::Acquire);

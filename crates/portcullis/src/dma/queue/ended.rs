@@ -13,8 +13,8 @@ impl<X: Machine, B: DmaBuffer> Queue<X, B> {
     ///
     /// It is safe: it only removes access, and copies only to the mapping's own memory, which clause 2 of [`map_raw`](Self::map_raw) covers.
     ///
-    /// Cost and context as for the strategy's part: [`DmaDevice::unmap_single`](crate::dma::DmaDevice::unmap_single), and with the feature `parts`
-    /// `RawBatch`, `StrictRing::unmap`, `BouncePool::unmap`. Allocates nothing. The caller holds no lock and no CPU.
+    /// Cost and context as for the type behind the strategy: [`DmaDevice::unmap_single`](crate::dma::DmaDevice::unmap_single), and with the feature
+    /// `parts` those of `RawBatch`, `StrictRing::unmap`, `BouncePool::unmap`. Allocates nothing. The caller holds no lock and no CPU.
     ///
     /// # Errors
     /// [`NotUnmapped`]. A mapping of another queue comes back unchanged.
@@ -79,13 +79,13 @@ impl<X: Machine, B: DmaBuffer> Queue<X, B> {
         if self.common.owed > 0
             && let Err(error) = self.pay()
         {
-            // The batch is committed, but its buffers wait with the others.
+            // The batch is committed, but its buffers wait for the flush with those of the owed unmaps.
             return Err(NotUnmapped::of_commit(None, error));
         }
         Ok(Ended::Flushed(()))
     }
 
-    /// Flushes for owed unmaps, after a commit. If that fails, the next commit reports this one's mappings.
+    /// Flushes the domain for owed unmaps (`Common::owed`), after a commit. If that fails, the next commit reports this one's mappings.
     #[cold]
     fn pay(&mut self) -> Result<(), DmaUnmapError> {
         // Before the flush, which may panic: then the next commit reports them.

@@ -68,6 +68,7 @@ pub(super) trait Lane<X: Machine> {
     }
 }
 
+/// What every lane needs of its queue.
 pub(super) struct Common<X: Machine> {
     pub device: DeviceOf<X>,
     pub attributes: Attributes,
@@ -146,8 +147,8 @@ impl<X: Machine> Common<X> {
         }
     }
 
-    /// The error of a mapping that did not end. It waits if it is unmapped, by this call or another: the next commit's flush ends it. No flush ends
-    /// one that is still mapped.
+    /// The error of a mapping that did not end. If its translations are removed, by this call or another, it waits: the next commit's flush ends it.
+    /// If some are left, no flush ends it.
     #[cold]
     fn not_ended(&mut self, error: UnmapError) -> NotUnmapped<RawMapping> {
         let waits = matches!(error, UnmapError::Unconfirmed { .. } | UnmapError::NotMapped { .. });

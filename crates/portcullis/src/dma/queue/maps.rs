@@ -12,7 +12,7 @@ impl<X: Machine, B: DmaBuffer> Queue<X, B> {
     /// Lets the device reach the bytes of `list`, or a copy of them, and writes the device's segments to `out`: touching ones are merged.
     /// Returns their number, at most `list.len()`; `out` must have room for that many.
     ///
-    /// Cost and context as for the strategy's part: [`DmaDevice::map_sg`](crate::dma::DmaDevice::map_sg), and with the feature `parts`
+    /// Cost and context as for the type behind the strategy: [`DmaDevice::map_sg`](crate::dma::DmaDevice::map_sg), and with the feature `parts`
     /// `StrictRing::map_sg`, `BounceDevice::map`, `Swiotlb::map`. For a [non-coherent](super::Device::not_coherent) device, a map allocates a record
     /// of the list, unless it can reuse an earlier one; map and unmap are O(cache lines); a commit, and the unmap that completes a batch, O(lines of
     /// all that waited).

@@ -39,7 +39,8 @@ pub(super) struct Copying {
     pub(super) most: u64,
     /// The swiotlb's slot size, as this lane cleans and invalidates its slots; 0 for a pool, which does that itself (`Cleaned`).
     pub(super) slot: u64,
-    /// Masks, for a device that reads and for one that writes: a piece that begins or ends inside such a unit is copied.
+    /// Offset masks, for a device that reads and for one that writes, of a granule, a line or a byte: a piece that begins or ends inside such a unit is
+    /// copied.
     pub(super) units: [u64; 2],
 }
 
@@ -49,7 +50,7 @@ pub(super) struct NotCoherent {
     pub(super) line: u64,
     pub(super) mapped: Option<Inner>,
     pub(super) copies: Option<Copying>,
-    /// By the index in the tokens.
+    /// The record of each mapping, by the index in the mapping's token.
     made: Vec<Made>,
     free: Vec<usize>,
     /// Indices of mappings whose buffers come back with a commit.
@@ -88,7 +89,8 @@ impl NotCoherent {
         }
     }
 
-    /// The last of the free places, emptied, with room for `len` pieces and for its unmap, which allocates nothing.
+    /// Returns the index of a free record, emptied, with room for `len` pieces. Also makes the room that the unmap needs, as it allocates nothing. The
+    /// record stays free until the caller takes it from `free`.
     fn place_for(&mut self, len: usize) -> Result<usize, DmaMapError> {
         let no_memory = |_| DmaMapError::OutOfMemory;
         if self.free.is_empty() {
@@ -141,7 +143,7 @@ impl NotCoherent {
         if !made.writes {
             return;
         }
-        // After the load of the device's completion by the driver, or of the hardware's by a commit.
+        // The driver has loaded the device's completion, or a commit the IOMMU's: the invalidation comes after that load.
         fence(Ordering::Acquire);
         // SAFETY: `invalidate`'s contract: it is memory, by `map_raw`'s clause 4. Its lines are only the mapping's, as `is_mapped` checked, or whole
         // slots; they were cleaned by the map or by a sync, and later stores of a CPU may be lost.
@@ -150,7 +152,7 @@ impl NotCoherent {
 }
 
 impl<X: Machine> Lane<X> for NotCoherent {
-    // Out of line, as its other calls: another lane's call has no part of this frame.
+    // Out of line, like the other calls here, so that the calls of other lanes need no stack for this one.
     #[inline(never)]
     unsafe fn map_for(
         &mut self,
@@ -193,7 +195,7 @@ impl<X: Machine> Lane<X> for NotCoherent {
         made.view.extend_from_slice(&out[..used]);
         if slot > 0 {
             made.memory.extend(made.view.iter().map(in_memory));
-            // Before the driver gives the device the addresses. Whole slots, as the pool zeroed the rest of them.
+            // The driver gives the device the addresses after this. Cleans whole slots, as the pool zeroed the rest of them.
             // SAFETY: `clean`'s contract: slots are memory of the pool.
             each(&made.memory, |PhysSegment { phys, len }| unsafe {
                 let skip = phys.get() & (slot - 1);
@@ -213,7 +215,7 @@ impl<X: Machine> Lane<X> for NotCoherent {
         let index = mapping.word as usize;
         let Some(token) = self.made[index].token.take() else { broken("a token is unmapped once") };
         if self.made[index].copied {
-            // Before the call below reads the copy; the driver knows that the device is done.
+            // The call below reads the copy, so invalidate first; the driver knows that the device is done.
             self.invalidate(index);
         }
         let copies = self.copies.as_mut().map(|copies| &mut copies.queue);

@@ -40,7 +40,7 @@ impl<M: Mapper, P: Platform> StrictRing<M, P> {
         let unmaps = core::mem::take(&mut self.unmapped);
         if let Some(arena) = &mut self.arena {
             for run in self.waiting.drain(..).chain(self.unconfirmed.drain(..)) {
-                // `free` takes a run: it is adjacent reservations, each in it once.
+                // `free` takes a run of adjacent reservations, and each is in one run, once.
                 let freed = arena.free(run);
                 debug_assert!(freed.is_ok());
             }

@@ -116,7 +116,7 @@ pub struct StrictRing<M: Mapper, P: Platform> {
     /// Ranges of refused lists, which devices may still reach. Empty unless hardware fails.
     unconfirmed: Vec<IovaRange>,
     closing: u64,
-    /// Counts for the domain's statistics that it does not have yet.
+    /// Counts that the domain's statistics do not include yet.
     tally: Tally,
     told: Told,
 }

@@ -96,7 +96,8 @@ impl<M: Mapper, P: Platform> StrictRing<M, P> {
     }
 }
 
-/// Adds a range that may be mapped to the next commit, besides the batch. Without memory for that, it stays reserved for ever, perhaps mapped.
+/// Leaves a range, which may still be mapped, to the next commit, which ends it with the batch. Without memory for that, the range stays reserved for
+/// ever, perhaps mapped.
 #[cold]
 #[inline(never)]
 pub(super) fn hold(waiting: &mut Vec<IovaRange>, range: IovaRange) {

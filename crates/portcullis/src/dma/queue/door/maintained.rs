@@ -33,7 +33,7 @@ impl<X: Machine> Device<X> {
         let (parts, strategy, translated) = (&*self.domain.parts, config.strategy, self.dma.is_translated());
         let cache = Arc::clone(parts.cache.as_ref().ok_or(SetupError::NoCacheMaintenance)?);
         let line = self.line;
-        // Keeps an original's lines as lines of its copy, so that a part of whole lines can be synced.
+        // A copy keeps the original's offset within a line, so that whole lines of the one are whole lines of the other, and can be synced.
         let offset_mask = self.profile.offset_mask | (line - 1);
         let profile = DeviceProfile { offset_mask, ..self.profile };
         let alone = Self { dma: self.dma.maintained(), maintained: None, profile, ..self.clone() };
