@@ -125,7 +125,7 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BounceDevice<M, P, C> {
         list: &'a [PhysSegment],
         direction: Direction,
     ) -> Result<PoolMapping<'a>, DmaMapError> {
-        let (pool, how) = (&*self.pool, (Attributes::default(), true));
+        let (pool, how) = (&*self.pool, (Attributes::default(), false));
         let mut request = pool.request(&self.client, list, direction, how)?;
         let touches = touch(list, pool.domain.granule());
         // SAFETY: clauses 1 to 3 are the caller's.

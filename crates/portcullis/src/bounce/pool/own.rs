@@ -35,7 +35,7 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
     /// touch: the offset is then the one in the granule.
     ///
     /// # Safety
-    /// As [`BounceDevice::map`](super::BounceDevice::map).
+    /// As [`BounceDevice::map`](super::BounceDevice::map); and a `cut` is [`Cut::of`] this list, so that its ends are no longer than the list.
     #[inline]
     pub(super) unsafe fn map_buffered<'a>(
         &self,

@@ -42,7 +42,8 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
         }
         for class in 0..self.layout.classes() {
             for direction in Direction::ALL {
-                if wants & slots(class, direction) != 0 {
+                // What was free when a map asked may be taken by now.
+                if wants & slots(class, direction) != 0 && self.cached_slots(class) > 0 {
                     self.rebalance(class, direction);
                 }
             }
