@@ -3,7 +3,7 @@
 //! To the pool a lent slot is a mapping of 0 bytes. So no trim frees its memory, and an unmap of its address copies nothing.
 
 use super::BouncePool;
-use super::device::Client;
+use super::client::Client;
 use super::layout::Place;
 use super::refill::ANY_FREE;
 use super::slot::{Phase, Slot, Terms};

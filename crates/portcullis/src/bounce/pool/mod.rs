@@ -38,6 +38,7 @@
 // before it: `memory`, `events`, `claim`, `trim`, `refill`, `own`, `split`, `slotted`, `lent`, `device`, `named`; `events` uses
 // `claim` and `trim`, too.
 mod claim;
+mod client;
 mod config;
 mod cpu;
 mod depot;
@@ -59,9 +60,10 @@ mod syncs;
 mod trim;
 mod wanted;
 
+pub(crate) use client::Client;
 pub use config::{Attributes, DeviceProfile, PoolConfig, PoolUsage};
 pub use device::BounceDevice;
-pub(crate) use device::Client;
+
 pub use mapping::{PoolMapping, Way};
 pub(crate) use own::Rule;
 pub(crate) use slot::Toward;

@@ -4,7 +4,7 @@
 use core::ops::Bound;
 
 use super::BouncePool;
-use super::device::Client;
+use super::client::Client;
 use super::layout::Place;
 use super::single::{Look, Phase, Single};
 use super::slot::Toward;

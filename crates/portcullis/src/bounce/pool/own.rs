@@ -5,7 +5,7 @@ use alloc::vec::Vec;
 
 use super::BouncePool;
 use super::claim::Claim;
-use super::device::Request;
+use super::client::Request;
 use super::mapping::{PoolMapping, Way};
 use super::memory::copy_pieces;
 use super::single::{Parts, Phase, Place, Single, find, room};

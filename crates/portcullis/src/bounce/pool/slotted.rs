@@ -4,7 +4,7 @@
 use alloc::boxed::Box;
 
 use super::BouncePool;
-use super::device::Request;
+use super::client::Request;
 use super::layout::Place;
 use super::mapping::{PoolMapping, Way};
 use super::memory::copy_pieces;

@@ -4,7 +4,7 @@
 use alloc::vec::Vec;
 
 use super::BouncePool;
-use super::device::Request;
+use super::client::Request;
 use super::mapping::{PoolMapping, Way};
 use super::single::Parts;
 use crate::addr::{Iova, PageSize, Permissions, PhysAddr, PhysSegment, touch};
