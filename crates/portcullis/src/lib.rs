@@ -106,7 +106,7 @@
 //!     QueueConfig::batched(64),       // 64 unmaps wait together
 //!     QueueConfig::ring(512, 4096),   // and the addresses come out of a ring
 //!     QueueConfig::bounce(),          // buffers are copied, and nothing waits
-//!     QueueConfig::auto(512, 4096),   // copied or mapped, whatever is cheaper
+//!     QueueConfig::auto(512, 4096),   // copied or mapped, whichever is cheaper
 //! ] {
 //!     let mut rx = nic.queue(config)?;
 //!     let buffer = memory.buffer(2048).ok_or("out of memory")?;

@@ -1,6 +1,6 @@
 //! A [`Domain`]: one I/O address space, with its addresses, its translations and its policy.
 //!
-//! Mapped addresses are handed out again only after an invalidation is confirmed that began when their entries were clear. Callers do their
+//! Mapped addresses are handed out again only after an invalidation is confirmed that began after their entries were cleared. Callers do their
 //! part: each ends its own mappings only, and frees unlinked addresses only after the confirmation.
 //!
 //! Read `policy`, then `space` (the domain), and below it `lifecycle` (tokens), `open` (maps), `endings` (unmaps), `deferred` (ranges that

@@ -99,8 +99,8 @@ impl Parts {
     }
 
     /// Notes that `part` is unwanted, for a mapper that removes mappings as a whole. Returns the range to remove now: all of the mapping,
-    /// which only one call is given; or `part` itself, if it is a whole mapping or none that can have a note. `None` while other parts are
-    /// still in use, or without memory to note the part. The same part may be passed twice.
+    /// to one call only; or `part` itself, if it is a whole mapping, belongs to none, or there is no memory for the mapping's first note.
+    /// `None` while other parts are still in use, or without memory for the part in its note. The same part may be passed twice.
     pub fn unwant(&self, space: &IovaSpace, part: IovaRange) -> Option<IovaRange> {
         let noted = self.with_made(
             part,

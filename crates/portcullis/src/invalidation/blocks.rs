@@ -109,7 +109,7 @@ impl ExactSizeIterator for Blocks {}
 ///
 /// - [`Page`](Granularity::Page): n blocks of one page; `None` if n is above [`MOST_BLOCKS`];
 /// - [`Block`](Granularity::Block): one or two, of less than 4 n pages in sum; `None` if a block would exceed the largest order, or if the
-///   range may be a single page that does;
+///   range may be a single page of more than that order;
 /// - [`Run`](Granularity::Run): one, of at most n + n / 16 pages; `None` if n is above 2^36.
 pub fn blocks(range: IovaRange, granule: PageSize, granularity: Granularity) -> Option<Blocks> {
     let shift = granule.shift();

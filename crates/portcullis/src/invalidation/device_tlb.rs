@@ -54,7 +54,7 @@ const ADDING: u64 = 1 << 63;
 #[derive(Debug)]
 pub struct DeviceTlbs {
     domain: DomainId,
-    /// Places in use. During a change it may be one too high, never too low.
+    /// Places in use. Each change under way may make it one too high, never too low.
     count: AtomicU64,
     places: [AtomicU64; MOST_DEVICE_TLBS],
     /// Held while a device is looked up and gets a place, so that no device gets two.

@@ -9,8 +9,8 @@
 //! ```
 //!
 //! NL, "next level", is the level of the table to which the entry leads: any level below the entry's, as long as the
-//! skipped bits of the I/O virtual address are 0. Two values make a leaf: 0 one of the level's own size, 7 one of a
-//! larger size that is smaller than the next level's. The address encodes such a size: the bits from 12 up are set
+//! skipped bits of the I/O virtual address are 0. Two values make a leaf: 0, of the level's own size; 7, of a size
+//! between that and the next level's. The address encodes such a size: the bits from 12 up are set
 //! below a clear bit, and a page is twice as large as that bit says (clear bit 12: 8 KiB; clear bit 13 above a set bit
 //! 12: 16 KiB). All entries of such a page are the same.
 //!

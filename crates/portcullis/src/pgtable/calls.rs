@@ -22,9 +22,9 @@ pub struct Unmapped {
     /// parts of a mapping that a mapper removes only as a whole.
     pub kept: u64,
     /// The range to invalidate for `bytes` to be out of reach: the requested range, and the whole of each large page
-    /// that was split, now or earlier, and of which it covers a part. If `bytes` is less than a range that was all
-    /// mapped, another caller has removed the rest, possibly part of a large page whose extent the tables no longer
-    /// show. Then everything must be invalidated, unless that caller does it.
+    /// that was split, now or earlier, and of which it covers a part. If all of the range was mapped and `bytes` is
+    /// less, another caller has removed the rest. The rest may have been part of a large page, whose extent the tables
+    /// no longer show: then everything must be invalidated, unless that caller does it.
     pub stale: IovaRange,
 }
 

@@ -205,7 +205,7 @@ impl<F: Frames, X: Format> PageTable<F, X> {
 }
 
 /// Stores `value`, and `stride` more each time, to `words`, if all are free. Returns whether they were. Not inlined:
-/// the case of one word would pay for its registers.
+/// otherwise the path for one word would also save the registers that this needs.
 #[inline(never)]
 fn enter(words: &[AtomicU64], value: u64, stride: u64) -> bool {
     let is_free = !differ(words, 0, u64::MAX);

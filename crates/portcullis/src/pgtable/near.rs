@@ -15,7 +15,7 @@
 //! put back, and is not among those to be freed. The next attempt to free it begins with a new generation.
 //!
 //! A CPU does not remember a table that took a large page's place ([`Format::SPLIT`]), as the fast path does not unmap
-//! there. Only `replace`, which increments the generation, later turns another table into such a one.
+//! there. Only `replace` sets this bit for a table that is in use, and it increments the generation.
 
 use super::format::{Format, Layout};
 use super::place::{Last, Near, Position};

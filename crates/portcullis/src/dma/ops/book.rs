@@ -46,8 +46,8 @@ const LIVE: u64 = 1;
 const LASTING: u64 = 1 << 1;
 /// The pieces have gaps: the next granule's word has their bytes.
 const GAPS: u64 = 1 << 2;
-/// No mapping begins at the granule, but one that began some granules before may continue here: `find` looks at this granule. A mapping at a multiple
-/// of its size has none of these. The word stays when the mapping ends.
+/// No mapping begins at this granule, but a mapping that began before it may extend over it, and `find` reads this word on the way to the beginning. A
+/// naturally aligned mapping needs no such word. The word stays when the mapping ends.
 const CONTINUES: u64 = 1 << 3;
 /// Above the flags: the offset of the first byte in its granule, and above that the length. With `CONTINUES` the number of granules back to the
 /// beginning; in the word of gaps their bytes.

@@ -34,7 +34,7 @@ impl Default for Turns {
 }
 
 impl Turns {
-    /// If the next call, after `made` of them, is to be timed: the number of calls until the one after it.
+    /// `None` if the next call, after `made` calls, is not timed; otherwise the number of calls from it to the next timed one.
     #[inline]
     pub(super) fn next(&self, made: u64) -> Option<u64> {
         if made < self.0.get() {

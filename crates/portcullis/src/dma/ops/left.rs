@@ -86,7 +86,7 @@ impl<X: Machine> DmaOps<X> {
         if some.is_empty() { Ok(()) } else { self.close_gathered(some, &mut Gather::new()) }
     }
 
-    /// Apart from its caller, as list and gather each take much of the stack.
+    /// Out of line, as list and gather each take much of the stack.
     #[inline(never)]
     fn close_gathered(&self, some: &[Ends], gather: &mut Gather) -> Result<(), InvalidationError> {
         let mut unlinked: ArrayVec<Unlinked<'_, X::Mapper, X::Platform>, TOGETHER> = ArrayVec::new();

@@ -26,7 +26,7 @@ enum Made {
 
 impl<X: Machine> DmaOps<X> {
     /// Lets the device reach `len` bytes at `phys`, or a copy of them, and returns the device's address: see the [module](super). A copy through an
-    /// idle buffer costs O(len), and O(1) for the rest.
+    /// idle buffer costs O(len) for the copy, and O(1) besides.
     ///
     /// Context: any. Any other mapping may allocate memory, tables and book entries.
     ///

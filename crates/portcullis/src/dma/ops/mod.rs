@@ -190,8 +190,9 @@ impl<X: Machine> DmaOps<X> {
         self.config.get(self.policy.get())
     }
 
-    /// Changes how mappings are made and end, while drivers map. When the call returns, the stricter of the two promises holds for every mapping that
-    /// is not copied, as [`Domain::set_policy`] says. Copied mappings stay so until they end.
+    /// Changes how mappings are made and end, while drivers map. After `Ok`, every unmap that returns later, of a mapping that is not
+    /// copied, follows the new policy; a stricter one holds for earlier unmaps, too, as [`Domain::set_policy`] says. Copied mappings stay copied until
+    /// they end, and lasting ones always end strictly.
     ///
     /// Context: may wait for hardware, and for other callers; not with interrupts off. Allocates nothing.
     ///

@@ -59,8 +59,8 @@ impl Words {
         self.links.bytes() + size_of_val(&*self.near.0)
     }
 
-    /// The leaf with the word of `index`, if it exists: see [`Links::leaf`]. For an index after the last word, this may be the last leaf, whose words
-    /// there are 0 unless a caller stores one.
+    /// The leaf with the word of `index`, if it exists: see [`Links::leaf`]. The last leaf has words beyond the last index, too; they are 0 unless a
+    /// caller stores to them.
     #[inline]
     pub(super) fn leaf(&self, index: u64) -> Option<&WordLeaf> {
         let number = index / WordLeaf::WORDS;
@@ -71,7 +71,7 @@ impl Words {
             return unsafe { place.leaf.load(Ordering::Relaxed).as_ref() };
         }
         let leaf = self.links.leaf(index)?;
-        // By the pointer: while a caller is between its two stores, no other tries.
+        // Tests the pointer, which is stored before the number: so no caller tries while another is between the two stores.
         if place.leaf.load(Ordering::Relaxed).is_null() {
             place.set(number, leaf);
         }

@@ -1,4 +1,4 @@
-//! What waits for a flush: cleared ranges under a lazy policy, and ranges whose invalidation failed. Each stands in a flush queue, and is
+//! What waits for a flush: cleared ranges under a lazy policy, and ranges whose invalidation failed. Each is in a flush queue, and is
 //! counted, until the flush that covers it is confirmed; only then are its addresses given back.
 
 use super::{Changing, Domain};

@@ -23,7 +23,7 @@ impl<M: Mapper, P: Platform> Domain<M, P> {
     }
 
     pub(crate) fn change(&self, place: &AtomicPolicy, policy: Option<Policy>) -> Result<(), PolicyError> {
-        // An exception may always end: the domain's own policy holds again.
+        // `None` ends an exception, and needs no check: the domain's own policy holds again.
         policy.map_or(Ok(()), |new| self.allows(new))?;
         let old = place.swap(policy);
         // The domain's own policy may be changing at the same time. It is loaded after the store and a fence, and that change's flush has a

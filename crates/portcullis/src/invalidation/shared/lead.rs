@@ -142,7 +142,7 @@ impl<'a> Lead<'a> {
         if rounds.get().is_multiple_of(probe) { most } else { linger.get().min(most) }
     }
 
-    /// Records whether `looks` looks of `most` have paid: otherwise the next leaders look less.
+    /// Sets how often later leaders look: up to `most` times if most of the expected callers came, else half of `looks`.
     pub fn lingered(&self, looks: u64, most: u64) {
         let Leads { linger, last, before, .. } = &self.meeting.leads.0;
         let expected = last.get() | before.get();
