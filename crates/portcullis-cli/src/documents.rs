@@ -114,7 +114,7 @@ fn the_texts_have_the_defaults() {
         ("docs/design.md", format!("one queue of {shared} entries")),
         ("docs/security.md", format!("which has {QUEUE_ENTRIES} entries")),
         ("crates/portcullis/src/invalidation/costs.rs", format!("a queue of {QUEUE_ENTRIES} for each CPU")),
-        (policy, format!("/// {QUEUE_ENTRIES} unmaps waiting (or all CPUs together {shared},")),
+        (policy, format!("/// deferred {QUEUE_ENTRIES} unmaps (or all CPUs together {shared},")),
         (gather, format!("at most {GATHER_RANGES} ranges, each as by")),
         (gather, format!("with at most {GATHER_RANGES} ranges that cover")),
         (
