@@ -25,8 +25,8 @@ impl Instructions {
         Self { page, more: (one_piece - page) / 15.0, piece: (list - page) / 15.0 }
     }
 
-    /// How tables call the row of the kernel's code for a policy of `scale`, and the counts of what that copies, if it copies by size, and of
-    /// all else.
+    /// For a policy of `scale`: the name that tables give to the row of the kernel's code, and two counts of instructions. The first is for a
+    /// mapping that the policy copies, the second for any other; a policy that does not choose by size has the same count twice.
     pub fn in_scale(policy: &scale::Policy) -> Option<(&'static str, [Self; 2])> {
         Some(match policy.name {
             LINUX_STRICT => ("linux-strict", [Self::LINUX_STRICT; 2]),

@@ -4,12 +4,11 @@ use core::fmt;
 
 use super::layout::device_view;
 use crate::addr::{Direction, DmaSegment, Iova, IovaRange, PhysAddr, PhysSegment};
-use crate::bounce::error::DmaUnmapError;
-use crate::bounce::pool::BouncePool;
+use crate::bounce::pool::Toward;
 use crate::domain::{AtomicPolicy, Domain, Ending, MapListError, Policy, PolicyError, UnmapError, last_byte};
 use crate::heap::{OutOfMemory, Shared};
 use crate::mapper::Mapper;
-use crate::platform::{CopyMemory, Platform};
+use crate::platform::Platform;
 use crate::sync::{Ordering, fence};
 
 /// A device attached to a domain. Cheap to clone; a clone is the same device. Its mappings end by the domain's policy, or by [its
@@ -235,10 +234,10 @@ impl<M: Mapper, P: Platform> DmaDevice<M, P> {
         fence(Ordering::Release);
     }
 
-    pub(super) fn sync(&self, side: Side) {
-        match side {
-            Side::Cpu => self.sync_for_cpu(),
-            Side::Device => self.sync_for_device(),
+    pub(super) fn sync(&self, into: Toward) {
+        match into {
+            Toward::Original => self.sync_for_cpu(),
+            Toward::Buffer => self.sync_for_device(),
         }
     }
 
@@ -328,34 +327,6 @@ impl<M: Mapper, P: Platform> DmaDevice<M, P> {
         let len = distance.and_then(|distance| distance.checked_add(last.len));
         let wrong = UnmapError::NoSuchRange { iova: first.iova, len: last.len };
         len.map(|len| Some((first.iova, len))).ok_or(wrong)
-    }
-}
-
-/// The reader of synced bytes.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Side {
-    Cpu,
-    Device,
-}
-
-impl Side {
-    /// Syncs `len` bytes from `offset` on of a mapping that `pool` may have copied.
-    ///
-    /// # Safety
-    /// As [`BouncePool::sync_for_cpu`].
-    pub unsafe fn sync<M: Mapper, P: Platform, C: CopyMemory>(
-        self,
-        pool: &BouncePool<M, P, C>,
-        iova: Iova,
-        (offset, len): (u64, u64),
-    ) -> Result<(), DmaUnmapError> {
-        // SAFETY: clauses 1 and 2 are the caller's.
-        unsafe {
-            match self {
-                Self::Cpu => pool.sync_for_cpu(iova, offset, len),
-                Self::Device => pool.sync_for_device(iova, offset, len),
-            }
-        }
     }
 }
 

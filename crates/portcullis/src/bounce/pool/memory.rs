@@ -117,7 +117,7 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
     /// memory is safe, and none is freed.
     pub(super) fn confirm(&self, gather: &Gather) -> Result<(), InvalidationError> {
         self.domain.confirm(gather)?;
-        // Relaxed: this caller has set it, or the one that handed over its slots.
+        // Relaxed: either this caller counted them, or a caller whose slots it took over under the depot's lock did.
         match self.still_mapped.load(Ordering::Relaxed) {
             0 => Ok(()),
             bytes => Err(InvalidationError::StillMapped { bytes }),

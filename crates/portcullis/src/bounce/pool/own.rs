@@ -59,8 +59,8 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
     /// trims.
     ///
     /// # Safety
-    /// As [`BounceDevice::map`](super::BounceDevice::map), clauses 1 to 3; 4. the buffers came from `alloc`, for all that is not between the ends of
-    /// `cut`, and nobody else has them.
+    /// As [`BounceDevice::map`](super::BounceDevice::map), clauses 1 to 3. 4. The caller owns `buffers`, which [`alloc`](Self::alloc) returned. They
+    /// have room for the whole list, or, with a `cut`, for its two ends.
     #[inline(never)]
     unsafe fn map_through<'a>(
         &self,
@@ -77,7 +77,7 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
         let memory = room(list.len())
             .and_then(|original| Ok((original, room(buffers.len() + cut.map_or(0, |_| list.len()))?)));
         let (mut original, mut linked) = memory.inspect_err(|_| {
-            // SAFETY: the buffers came from `alloc`, and nobody else has them, by clause 4.
+            // SAFETY: `alloc` returned the buffers, and this caller owns them, by clause 4.
             unsafe { self.free_pieces(&buffers) };
         })?;
         original.extend_from_slice(list);
@@ -380,7 +380,7 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
             }
         }
         if let Err(error) = result {
-            // SAFETY: they came from the loop above, and nobody else has them.
+            // SAFETY: the loop above allocated the pieces, and only this function knows them.
             unsafe { self.free_pieces(&pieces) };
             return Err(error);
         }

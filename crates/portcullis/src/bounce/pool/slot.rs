@@ -36,9 +36,12 @@ pub(super) enum Phase {
     Torn = 5,
 }
 
+/// Which copy of the bytes a sync, a map or an unmap brings up to date.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Toward {
+    /// What the device reaches.
     Buffer,
+    /// What the CPU uses.
     Original,
 }
 

@@ -27,9 +27,8 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
     ///
     /// For an address without a mapping nothing is copied; it is an error, or nothing is done.
     pub unsafe fn sync_for_cpu(&self, iova: Iova, offset: u64, len: u64) -> Result<(), DmaUnmapError> {
-        fence(Ordering::Acquire);
         // SAFETY: clauses 1 and 2 are the caller's.
-        unsafe { self.sync(iova, offset, len, Toward::Original) }
+        unsafe { self.sync_toward(iova, (offset, len), Toward::Original) }
     }
 
     /// Copies `len` bytes of the original, from `offset` on, to the buffer of the mapping at `iova`. For a device that only writes, and for a direct
@@ -42,8 +41,30 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
     /// As [`sync_for_cpu`](Self::sync_for_cpu).
     pub unsafe fn sync_for_device(&self, iova: Iova, offset: u64, len: u64) -> Result<(), DmaUnmapError> {
         // SAFETY: clauses 1 and 2 are the caller's.
-        let result = unsafe { self.sync(iova, offset, len, Toward::Buffer) };
-        fence(Ordering::Release);
+        unsafe { self.sync_toward(iova, (offset, len), Toward::Buffer) }
+    }
+
+    /// [`sync_for_cpu`](Self::sync_for_cpu) or [`sync_for_device`](Self::sync_for_device), with its fence.
+    ///
+    /// # Errors
+    /// As [`sync_for_cpu`](Self::sync_for_cpu).
+    ///
+    /// # Safety
+    /// As [`sync_for_cpu`](Self::sync_for_cpu), clauses 1 and 2.
+    pub(crate) unsafe fn sync_toward(
+        &self,
+        iova: Iova,
+        (offset, len): (u64, u64),
+        into: Toward,
+    ) -> Result<(), DmaUnmapError> {
+        if into == Toward::Original {
+            fence(Ordering::Acquire);
+        }
+        // SAFETY: clauses 1 and 2 are the caller's.
+        let result = unsafe { self.sync(iova, offset, len, into) };
+        if into == Toward::Buffer {
+            fence(Ordering::Release);
+        }
         result
     }
 

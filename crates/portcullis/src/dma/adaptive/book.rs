@@ -129,7 +129,7 @@ pub struct Explained {
     pub copy_ns: Option<(u64, u64)>,
     /// The cost of mapping, likewise.
     pub map_ns: Option<(u64, u64)>,
-    /// Mappings copied so far, including those that had to be copied for an untrusted device.
+    /// The number of mappings copied so far. It includes mappings whose copy protects other data from an untrusted device.
     pub copied: u64,
     /// Mappings mapped so far.
     pub mapped: u64,

@@ -6,8 +6,7 @@ use core::mem::forget;
 
 use crate::addr::{Direction, Iova, PhysSegment};
 use crate::bounce::error::{DmaUnmapError, inside};
-use crate::bounce::pool::{Attributes, BounceDevice, BouncePool, Cut};
-use crate::dma::device::Side;
+use crate::bounce::pool::{Attributes, BounceDevice, BouncePool, Cut, Toward};
 use crate::mapper::Mapper;
 use crate::platform::{CopyMemory, Platform};
 
@@ -189,7 +188,7 @@ impl<M: Mapper, P: Platform, C: CopyMemory> Ends<M, P, C> {
         &self,
         number: u32,
         iova: Iova,
-        side: Side,
+        into: Toward,
         (offset, len): (u64, u64),
     ) -> Result<(), DmaUnmapError> {
         let Taken { len: all, cut, head, tail } = self.made[number as usize];
@@ -198,7 +197,7 @@ impl<M: Mapper, P: Platform, C: CopyMemory> Ends<M, P, C> {
             let (from, to) = (offset.max(first), (offset + len).min(end));
             let Some(slot) = slot.filter(|_| from < to) else { continue };
             // SAFETY: clauses 1 and 2 are the caller's, for a part of the list.
-            unsafe { side.sync(self.pool(), slot, (from - first, to - from)) }?;
+            unsafe { self.pool().sync_toward(slot, (from - first, to - from), into) }?;
         }
         Ok(())
     }

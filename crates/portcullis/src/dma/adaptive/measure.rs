@@ -74,7 +74,8 @@ impl<M: Mapper, P: Platform, C: CopyMemory, K: Fn() -> u64> AdaptiveRing<M, P, C
         // Measurements before a failed step count.
         let measured = self.measure_classes(&scratch);
         self.begin();
-        // A failed step may have left ranges in the ring. Commit them; disown what that leaves, so that no caller waits for it.
+        // A failed step may have left ranges in the ring. The commit ends them. The ring disowns each range that the hardware does not confirm, so that
+        // no caller waits for it.
         let confirmed = self.commit_ring().is_ok();
         let room = self.ring.disown();
         scratch.end(confirmed && measured != Err(Stopped::Mapped));

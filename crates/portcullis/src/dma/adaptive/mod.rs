@@ -20,8 +20,7 @@ use super::told::Told;
 use super::{DmaDevice, RawMapping, StrictRing, StrictRingConfig};
 use crate::addr::Direction;
 use crate::bounce::error::DmaUnmapError;
-use crate::bounce::pool::BounceDevice;
-use crate::dma::device::Side;
+use crate::bounce::pool::{BounceDevice, Toward};
 use crate::heap::{OutOfMemory, Shared, slice, write_fields};
 use crate::mapper::Mapper;
 use crate::platform::{CopyMemory, Platform};
@@ -232,19 +231,19 @@ impl<M: Mapper, P: Platform, C: CopyMemory, K: Fn() -> u64> AdaptiveRing<M, P, C
     /// As [`BouncePool::sync_for_cpu`](crate::bounce::pool::BouncePool::sync_for_cpu); [`DmaUnmapError::OtherQueue`].
     #[cfg(feature = "parts")]
     pub fn sync_for_cpu(&self, mapping: &RawMapping, offset: u64, len: u64) -> Result<(), DmaUnmapError> {
-        self.sync(mapping, Side::Cpu, (offset, len))
+        self.sync(mapping, Toward::Original, (offset, len))
     }
 
     /// As [`sync_for_cpu`](Self::sync_for_cpu), but makes the CPU's writes visible to the device.
     #[cfg(feature = "parts")]
     pub fn sync_for_device(&self, mapping: &RawMapping, offset: u64, len: u64) -> Result<(), DmaUnmapError> {
-        self.sync(mapping, Side::Device, (offset, len))
+        self.sync(mapping, Toward::Buffer, (offset, len))
     }
 
     pub(in crate::dma) fn sync(
         &self,
         mapping: &RawMapping,
-        side: Side,
+        into: Toward,
         part: (u64, u64),
     ) -> Result<(), DmaUnmapError> {
         if mapping.queue() != self.number() {
@@ -253,18 +252,18 @@ impl<M: Mapper, P: Platform, C: CopyMemory, K: Fn() -> u64> AdaptiveRing<M, P, C
         let (device, pool) = (self.ring.device(), self.pool.pool());
         let kind = mapping.kind();
         // The pool has fences of its own. Otherwise: read after the device's writes, and copy before the CPU tells the device.
-        if side == Side::Cpu && !matches!(kind, Kind::Pool(_)) {
+        if into == Toward::Original && !matches!(kind, Kind::Pool(_)) {
             device.sync_for_cpu();
         }
         let synced = match kind {
             // SAFETY: the pool's clause 1: the token is borrowed, so the mapping does not end meanwhile, and `map`'s clause 4 keeps syncs of the same
             // bytes apart. Clause 2 is `map`'s clauses 1 and 3.
-            Kind::Pool(_) => return unsafe { side.sync(pool, mapping.iova, part) },
+            Kind::Pool(_) => return unsafe { pool.sync_toward(mapping.iova, part, into) },
             // SAFETY: as above.
-            Kind::Cut => unsafe { self.ends.sync(mapping.list(), mapping.iova, side, part) },
+            Kind::Cut => unsafe { self.ends.sync(mapping.list(), mapping.iova, into, part) },
             _ => Ok(()),
         };
-        if side == Side::Device {
+        if into == Toward::Buffer {
             device.sync_for_device();
         }
         synced

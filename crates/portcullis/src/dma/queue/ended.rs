@@ -39,7 +39,7 @@ impl<X: Machine, B: DmaBuffer> Queue<X, B> {
             lane => {
                 if tag == self.common.number | Kind::RING
                     && let AnyLane::Auto(lane) = lane
-                    && let Some(range) = mapping.pages(self.common.device.domain().granule())
+                    && let Some(range) = self.common.pages(&mapping)
                     && lane.unmap_fast(range, mapping.beside())
                 {
                     return Ok(Ended::Pending);
@@ -89,13 +89,15 @@ impl<X: Machine, B: DmaBuffer> Queue<X, B> {
     #[cold]
     fn pay(&mut self) -> Result<(), DmaUnmapError> {
         // Before the flush, which may panic: then the next commit reports them.
-        by_lane!(&mut self.lane, lane => lane.told_for(&self.common)).into_iter().for_each(Told::take_back);
+        self.told().into_iter().for_each(Told::take_back);
         self.common.device.domain().flush()?;
-        by_lane!(&mut self.lane, lane => lane.told_for(&self.common))
-            .into_iter()
-            .for_each(|told| _ = told.commit(0));
+        self.told().into_iter().for_each(|told| _ = told.commit(0));
         self.common.owed = 0;
         Ok(())
+    }
+
+    fn told(&mut self) -> Option<&mut Told> {
+        by_lane!(&mut self.lane, lane => lane.told_for(&self.common))
     }
 
     /// Waits until no device reaches the mappings that [wait](Self::waiting) for a commit, for a queue that falls idle. Returns their number: that of

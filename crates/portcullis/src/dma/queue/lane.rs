@@ -3,8 +3,7 @@
 
 use super::{DmaMapError, DmaUnmapError, Machine};
 use crate::addr::{Direction, DmaSegment, IovaRange, PhysSegment};
-use crate::bounce::pool::{Attributes, Rule};
-use crate::dma::device::Side;
+use crate::bounce::pool::{Attributes, Rule, Toward};
 use crate::dma::machine::DeviceOf;
 use crate::dma::mapping::Kind;
 use crate::dma::told::Told;
@@ -41,10 +40,10 @@ pub(super) trait Lane<X: Machine> {
         &self,
         queue: &Common<X>,
         _mapping: &RawMapping,
-        side: Side,
+        into: Toward,
         _part: (u64, u64),
     ) -> Result<(), DmaUnmapError> {
-        queue.device.sync(side);
+        queue.device.sync(into);
         Ok(())
     }
 
@@ -100,24 +99,6 @@ impl<X: Machine> Common<X> {
     #[inline]
     pub fn pages(&self, mapping: &RawMapping) -> Option<IovaRange> {
         mapping.pages(self.device.domain().granule())
-    }
-
-    /// Ends what [`map_directly`](Self::map_directly) mapped, by the device's policy.
-    pub fn unmap_directly(&mut self, mapping: &RawMapping) -> Unmapped {
-        let Some(range) = self.pages(mapping) else {
-            return Ok(Ended::Done(()));
-        };
-        let ended = self.device.end_beside(range, mapping.beside());
-        self.ended(ended)
-    }
-
-    /// As [`unmap_directly`](Self::unmap_directly), but strictly.
-    pub fn unmap_strictly(&mut self, mapping: &RawMapping) -> Unmapped {
-        let Some(range) = self.pages(mapping) else {
-            return Ok(Ended::Done(()));
-        };
-        let ended = self.device.domain().end_now(range, mapping.beside(), |_| ());
-        self.ended(ended)
     }
 
     /// The device's own policy holds for what the pool maps without a copy, too.

@@ -7,8 +7,7 @@ use super::not_coherent::NotCoherent;
 use super::swiotlb::Copies;
 use super::{DmaMapError, DmaUnmapError, Machine, Strategy};
 use crate::addr::{Direction, DmaSegment, IovaRange, PhysSegment};
-use crate::bounce::pool::PoolMapping;
-use crate::dma::device::Side;
+use crate::bounce::pool::{PoolMapping, Toward};
 use crate::dma::machine::{AdaptiveOf, BatchOf, CopyingOf, RingOf};
 use crate::dma::mapping::Kind;
 use crate::dma::told::Told;
@@ -72,7 +71,9 @@ impl<X: Machine> Lane<X> for Direct {
     }
 
     unsafe fn unmap_for(&mut self, queue: &mut Common<X>, mapping: RawMapping) -> Unmapped {
-        queue.unmap_directly(&mapping)
+        let Some(range) = queue.pages(&mapping) else { return Ok(Ended::Done(())) };
+        let ended = queue.device.end_beside(range, mapping.beside());
+        queue.ended(ended)
     }
 }
 
@@ -147,10 +148,12 @@ impl<X: Machine> Lane<X> for RingOf<X> {
     }
 
     unsafe fn unmap_for(&mut self, queue: &mut Common<X>, mapping: RawMapping) -> Unmapped {
-        match mapping.kind() {
-            Kind::Alone => queue.unmap_strictly(&mapping),
-            _ => self.unmap(mapping),
+        if mapping.kind() != Kind::Alone {
+            return self.unmap(mapping);
         }
+        let Some(range) = queue.pages(&mapping) else { return Ok(Ended::Done(())) };
+        let ended = queue.device.domain().end_now(range, mapping.beside(), |_| ());
+        queue.ended(ended)
     }
 
     fn commit_for(&mut self, _: &Common<X>) -> Result<usize, DmaUnmapError> {
@@ -196,12 +199,12 @@ impl<X: Machine> Lane<X> for CopyingOf<X> {
         &self,
         _: &Common<X>,
         mapping: &RawMapping,
-        side: Side,
+        into: Toward,
         part: (u64, u64),
     ) -> Result<(), DmaUnmapError> {
         // SAFETY: the pool's clause 1: the mapping is borrowed, so it does not end meanwhile, and a queue is not `Sync`, so no two of its syncs run
         // together. Clause 2 is `map_raw`'s clause 2, of the mapping's caller.
-        unsafe { side.sync(self.pool(), mapping.iova, part) }
+        unsafe { self.pool().sync_toward(mapping.iova, part, into) }
     }
 }
 
@@ -249,10 +252,10 @@ impl<X: Machine> Lane<X> for AdaptiveOf<X> {
         &self,
         _: &Common<X>,
         mapping: &RawMapping,
-        side: Side,
+        into: Toward,
         part: (u64, u64),
     ) -> Result<(), DmaUnmapError> {
-        self.sync(mapping, side, part)
+        self.sync(mapping, into, part)
     }
 
     fn commit_for(&mut self, _: &Common<X>) -> Result<usize, DmaUnmapError> {

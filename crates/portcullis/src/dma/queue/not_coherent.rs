@@ -21,8 +21,8 @@ use alloc::vec::Vec;
 use super::lane::{Common, Lane, Unmapped};
 use super::{AnyQueue, DmaMapError, DmaUnmapError, Machine, Strategy};
 use crate::addr::{Direction, DmaSegment, PhysAddr, PhysSegment};
+use crate::bounce::pool::Toward;
 use crate::broken::broken;
-use crate::dma::device::Side;
 use crate::dma::mapping::Kind;
 use crate::dma::{Ended, NotUnmapped, RawMapping};
 use crate::domain::MapListError;
@@ -252,11 +252,11 @@ impl<X: Machine> Lane<X> for NotCoherent {
         &self,
         _: &Common<X>,
         mapping: &RawMapping,
-        side: Side,
+        into: Toward,
         (offset, len): (u64, u64),
     ) -> Result<(), DmaUnmapError> {
         let index = mapping.word as usize;
-        if side == Side::Cpu {
+        if into == Toward::Original {
             self.invalidate_part(index, offset, len);
         }
         let Made { token: Some(token), copied, .. } = &self.made[index] else {
@@ -264,9 +264,9 @@ impl<X: Machine> Lane<X> for NotCoherent {
         };
         let copies = self.copies.as_ref().map(|copies| &copies.queue);
         let queue = either(*copied, copies, self.mapped.as_ref());
-        match side {
-            Side::Cpu => queue.sync_raw_for_cpu(token, offset, len),
-            Side::Device => {
+        match into {
+            Toward::Original => queue.sync_raw_for_cpu(token, offset, len),
+            Toward::Buffer => {
                 queue.sync_raw_for_device(token, offset, len)?;
                 let Self { made, cache, .. } = self;
                 // Also for a device that only writes, so that no dirty line is left.

@@ -7,7 +7,6 @@ use super::{DmaMapError, DmaUnmapError, Machine};
 use crate::addr::{Direction, DmaSegment, Iova, PhysAddr, PhysSegment};
 use crate::bounce::pool::Toward;
 use crate::bounce::swiotlb::{Constraints, Swiotlb};
-use crate::dma::device::Side;
 use crate::dma::mapping::Kind;
 use crate::dma::{Ended, NotUnmapped, RawMapping};
 use crate::domain::MapListError;
@@ -153,14 +152,10 @@ impl<X: Machine> Lane<X> for Copies<X> {
         &self,
         _: &Common<X>,
         mapping: &RawMapping,
-        side: Side,
+        into: Toward,
         (offset, len): (u64, u64),
     ) -> Result<(), DmaUnmapError> {
         let one = [DmaSegment { iova: mapping.iova, len: mapping.word }];
-        let into = match side {
-            Side::Cpu => Toward::Original,
-            Side::Device => Toward::Buffer,
-        };
         let (end, mut begins) = (offset.saturating_add(len), 0_u64);
         for segment in self.pieces(mapping).unwrap_or(&one) {
             let (first, last) = (offset.max(begins), end.min(begins.saturating_add(segment.len)));

@@ -3,8 +3,8 @@
 use super::lane::Lane;
 use super::lanes::{AnyLane, by_lane};
 use super::{DmaUnmapError, Queue};
+use crate::bounce::pool::Toward;
 use crate::dma::Machine;
-use crate::dma::device::Side;
 use crate::dma::{DmaBuffer, RawMapping};
 
 impl<X: Machine, B: DmaBuffer> Queue<X, B> {
@@ -16,7 +16,7 @@ impl<X: Machine, B: DmaBuffer> Queue<X, B> {
     /// # Errors
     /// [`DmaUnmapError`], with nothing copied.
     pub fn sync_raw_for_cpu(&self, mapping: &RawMapping, offset: u64, len: u64) -> Result<(), DmaUnmapError> {
-        self.sync(mapping, Side::Cpu, (offset, len))
+        self.sync(mapping, Toward::Original, (offset, len))
     }
 
     /// As [`sync_raw_for_cpu`](Self::sync_raw_for_cpu), but makes the CPU's writes visible to the device, and orders the CPU's later writes after them.
@@ -26,19 +26,19 @@ impl<X: Machine, B: DmaBuffer> Queue<X, B> {
         offset: u64,
         len: u64,
     ) -> Result<(), DmaUnmapError> {
-        self.sync(mapping, Side::Device, (offset, len))
+        self.sync(mapping, Toward::Buffer, (offset, len))
     }
 
     pub(super) fn sync(
         &self,
         mapping: &RawMapping,
-        side: Side,
+        into: Toward,
         part: (u64, u64),
     ) -> Result<(), DmaUnmapError> {
         if mapping.queue() != self.common.number {
             return Err(DmaUnmapError::OtherQueue);
         }
         // SAFETY: clause 1: the number is this queue's, and the mapping is borrowed, so it is open.
-        by_lane!(&self.lane, lane => unsafe { lane.sync_for(&self.common, mapping, side, part) })
+        by_lane!(&self.lane, lane => unsafe { lane.sync_for(&self.common, mapping, into, part) })
     }
 }

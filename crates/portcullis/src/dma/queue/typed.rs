@@ -8,8 +8,7 @@ use super::lanes::{AnyLane, by_lane};
 use super::{DmaMapError, DmaUnmapError, Machine, NotAllUnmapped, NotMapped, Queue};
 use crate::addr::{Direction, DmaSegment, Iova, PhysSegment};
 use crate::bounce::error::inside;
-use crate::bounce::pool::Way;
-use crate::dma::device::Side;
+use crate::bounce::pool::{Toward, Way};
 use crate::dma::mapping::Kind;
 use crate::dma::{DmaBuffer, Ended, Mapping, NotUnmapped, RawMapping};
 use crate::domain::DeviceView;
@@ -233,19 +232,19 @@ impl<X: Machine, B: DmaBuffer> Queue<X, B> {
     /// # Errors
     /// [`DmaUnmapError`]: nothing is copied. [`OutOfRange`](DmaUnmapError::OutOfRange) by every strategy, even without copies.
     pub fn sync_for_cpu(&self, mapping: &Mapping<B>, offset: u64, len: u64) -> Result<(), DmaUnmapError> {
-        self.sync_part(mapping, Side::Cpu, (offset, len))
+        self.sync_part(mapping, Toward::Original, (offset, len))
     }
 
     /// As [`sync_for_cpu`](Self::sync_for_cpu), but makes the CPU's writes visible to the device, and orders the CPU's later writes after them.
     pub fn sync_for_device(&self, mapping: &Mapping<B>, offset: u64, len: u64) -> Result<(), DmaUnmapError> {
-        self.sync_part(mapping, Side::Device, (offset, len))
+        self.sync_part(mapping, Toward::Buffer, (offset, len))
     }
 
     /// Checks the part, which lanes without copies do not.
-    fn sync_part(&self, mapping: &Mapping<B>, side: Side, part: (u64, u64)) -> Result<(), DmaUnmapError> {
+    fn sync_part(&self, mapping: &Mapping<B>, into: Toward, part: (u64, u64)) -> Result<(), DmaUnmapError> {
         if mapping.raw.queue() == self.common.number {
             inside(mapping.iova(), mapping.len(), part)?;
         }
-        self.sync(&mapping.raw, side, part)
+        self.sync(&mapping.raw, into, part)
     }
 }
