@@ -73,14 +73,14 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
         }
     }
 
-    /// Copies `len` bytes from address `at` on, anywhere in a mapping of `client`'s group, as [`sync_for_cpu`](Self::sync_for_cpu) and
-    /// [`sync_for_device`](Self::sync_for_device). `None` if the pool has nothing at the address: the domain may.
+    /// Copies `len` bytes from address `at` on, anywhere in a mapping of `client`'s group, as [`sync_toward`](Self::sync_toward) does. `None` if
+    /// the pool has nothing at the address: the domain may.
     ///
     /// # Errors
-    /// As [`sync_for_cpu`](Self::sync_for_cpu).
+    /// As [`sync_toward`](Self::sync_toward).
     ///
     /// # Safety
-    /// As [`sync_for_cpu`](Self::sync_for_cpu), for the mapping that has the address.
+    /// As [`sync_toward`](Self::sync_toward), for the mapping that has the address.
     pub(crate) unsafe fn sync_named(
         &self,
         client: &Client,

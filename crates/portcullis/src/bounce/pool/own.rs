@@ -296,7 +296,7 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
     /// gaps the map does not know it: then this does nothing.
     ///
     /// # Safety
-    /// As [`sync_for_cpu`](Self::sync_for_cpu).
+    /// As [`sync_toward`](Self::sync_toward).
     pub(super) unsafe fn sync_own(
         &self,
         iova: Iova,
@@ -315,7 +315,7 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
     }
 
     /// # Safety
-    /// As [`sync_for_cpu`](Self::sync_for_cpu), for this mapping.
+    /// As [`sync_toward`](Self::sync_toward), for this mapping.
     pub(super) unsafe fn sync_single(
         &self,
         single: &Single,

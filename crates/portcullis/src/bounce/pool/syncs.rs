@@ -9,6 +9,8 @@ use crate::mapper::Mapper;
 use crate::platform::{CopyMemory, Platform};
 use crate::sync::{Ordering, fence};
 
+/// The syncs by number.
+#[cfg(feature = "parts")]
 impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
     /// Copies to the original the device's bytes among `len` bytes, from `offset` on, of the mapping at `iova`. For a device that only
     /// reads, and for a direct mapping, it copies nothing, and costs a fence. Else O(len), and a step for each piece of a list.
@@ -43,14 +45,22 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
         // SAFETY: clauses 1 and 2 are the caller's.
         unsafe { self.sync_toward(iova, (offset, len), Toward::Buffer) }
     }
+}
 
-    /// [`sync_for_cpu`](Self::sync_for_cpu) or [`sync_for_device`](Self::sync_for_device), with its fence.
+impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
+    /// Copies `len` bytes, from `offset` on, of the mapping at `iova` between its original and its buffer: toward the original with the fence that
+    /// stands before the driver's reads, toward the buffer with the fence that stands after its writes. Nothing is copied where the direction of the
+    /// mapping asks for none.
     ///
     /// # Errors
-    /// As [`sync_for_cpu`](Self::sync_for_cpu).
+    /// [`DmaUnmapError`], with nothing copied.
     ///
     /// # Safety
-    /// As [`sync_for_cpu`](Self::sync_for_cpu), clauses 1 and 2.
+    /// If an open mapping begins at `iova`:
+    ///
+    /// 1. No unmap of the mapping, and no other sync of any of these bytes, runs at the same time.
+    /// 2. Clauses 1 and 3 of its [map](super::BounceDevice::map) hold until this has returned: its original is memory, which only devices and atomic
+    ///    accesses touch.
     pub(crate) unsafe fn sync_toward(
         &self,
         iova: Iova,
@@ -69,7 +79,7 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
     }
 
     /// # Safety
-    /// As [`sync_for_cpu`](Self::sync_for_cpu).
+    /// As [`sync_toward`](Self::sync_toward).
     pub(super) unsafe fn sync(
         &self,
         iova: Iova,

@@ -183,7 +183,7 @@ impl<M: Mapper, P: Platform, C: CopyMemory> Ends<M, P, C> {
     /// Syncs the ends of list `number`, which begins at `iova`, within the `len` bytes from `offset` on; after an error nothing is copied.
     ///
     /// # Safety
-    /// As [`BouncePool::sync_for_cpu`] of the list, clauses 1 and 2.
+    /// As [`BouncePool::sync_toward`] of the list, clauses 1 and 2.
     pub(super) unsafe fn sync(
         &self,
         number: u32,
