@@ -1,9 +1,8 @@
-//! [`Shared`]: an `Arc` whose constructor returns an error if there is no memory. That of `alloc`'s `Arc` does not on
-//! stable Rust.
+//! [`Shared`]: an `Arc` whose constructor returns an error if there is no memory, as `Arc::try_new` is unstable.
 //!
-//! Memory ordering, the usual one of such counts. A new owner comes from an existing one, so its increment needs no
-//! order. A leaving owner releases what it did with the value, and the last acquires what all others did before it
-//! drops the value. The strong owners together are one weak owner, so the memory is freed after the value was dropped.
+//! Memory ordering, as in `Arc`. A new owner comes from an existing one, so its increment needs no order. A leaving
+//! owner releases what it did with the value, and the last acquires what all others did before it drops the value. The
+//! strong owners together are one weak owner, so the memory is freed after the value was dropped.
 
 use core::any::{Any, TypeId};
 use core::fmt;

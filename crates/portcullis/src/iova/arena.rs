@@ -1,10 +1,9 @@
 //! Ring arenas: a contiguous range of a space for one queue, allocated as a ring buffer. No two live reservations
 //! overlap, in whatever order they are freed. Only [`new`](RingArena::new) allocates.
 //!
-//! A queue maps a descriptor's buffers, lets the device process them in order, and unmaps them. Ranges from a
-//! fragmented space are scattered, so nearly every one needs its own lowest page table. In an arena, neighbours in time
-//! are neighbours in address: one paging-structure entry serves a whole large page's worth of them, one range
-//! invalidation covers a descriptor, and no other user's translations share the queue's tables.
+//! Ranges from a fragmented space are scattered, so nearly every one needs its own lowest page table. In an arena,
+//! neighbours in time are neighbours in address: one paging-structure entry serves a whole large page's worth of them,
+//! one range invalidation covers a descriptor, and no other user's translations share the queue's tables.
 //! [Colours](RingConfig::colour) keep several queues out of each other's sets.
 //!
 //! All live reservations lie on one arc of the ring, from the oldest (`tail`) to the end of the newest (`head`). A new
@@ -246,9 +245,8 @@ impl RingArena {
     /// Frees a reservation, in any order, or at once several that adjoin, such as a batch of descriptors. Nothing may
     /// be mapped there any more, and no device may reach it: the addresses are allocated again.
     ///
-    /// In order O(1), plus one word read for each 64 granules of the range; freeing the oldest after others reads one
-    /// word more for each 64 granules that it sets free. Context: any in which the caller owns the queue; never
-    /// allocates or waits.
+    /// O(1), plus one word read for each 64 granules of the range, and for each 64 granules that were freed before it
+    /// and wait for it. Context: any in which the caller owns the queue; never allocates or waits.
     ///
     /// # Errors
     /// [`ArenaError::NotReserved`] if the range is not exactly one or several live reservations. Nothing is changed

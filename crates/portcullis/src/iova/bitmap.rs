@@ -248,8 +248,8 @@ impl Bitmap {
         if self.top == 0 { 0 } else { node::pages(self.top) }
     }
 
-    /// Allocates one range, and up to `most` where that is cheap. Returns the number: 0 if nothing fits, or the highest
-    /// that fits begins before page `from`.
+    /// Allocates at least one range, and up to `most` in one leaf. Returns the number: 0 if nothing fits, or the
+    /// highest place begins before page `from`.
     #[inline]
     fn take_run(
         &mut self,

@@ -34,9 +34,10 @@ pub(super) struct Cached {
     cpus: TurnLocal<Cpu>,
     remote_queues: Box<[CachePadded<RemoteQueue>]>,
     low_end: u64,
-    /// The last address of all, and of the low zone (of the space, if all of it is low); and the highest zone.
+    /// The space's last address, and the low zone's.
     last: u64,
     low_last: u64,
+    /// The highest zone that has pages.
     top: usize,
     budget: [u64; ZONES],
     homes: Homes,
@@ -55,7 +56,7 @@ impl Cached {
         let granule = config.granule;
         let cpus = config.cpus.min(marks.cpus()).min(EXACT as usize);
         let low_end = (config.low_end.get() >> granule.shift()).clamp(first, end);
-        // No `end` in use is 0: an empty low zone gets no requests, and there is no empty space.
+        // `end` is 0 only for an empty low zone, whose lists stay empty.
         let last_before = |end: u64| (end.saturating_sub(1) << granule.shift()) | granule.offset_mask();
         let (last, low_last) = (last_before(end), last_before(low_end));
         let zone_pages = [low_end - first, end - low_end];
@@ -78,8 +79,7 @@ impl Cached {
         }))
     }
 
-    /// Calls `f` in an exclusive section of `cpu`, with the CPU's lists if it has any. Returns `None`, without a call,
-    /// if the section cannot begin.
+    /// As [`IovaSpace::in_turn`](super::IovaSpace::in_turn).
     #[inline(always)]
     pub fn in_turn<R>(
         &self,
@@ -214,7 +214,7 @@ impl Cached {
     #[cold]
     fn keep_in_full(&self, cpu: &Cpu, bitmap: &Mutex<Bitmap>, word: &AtomicU64, page: u64, order: u32) {
         let zone = self.zone(page);
-        self.make_room(cpu, zone, order, self.share(zone, order), bitmap);
+        self.make_room(cpu, zone, order, self.most_at_once(zone, order), bitmap);
         if !cpu.push(zone, word, page, order) {
             self.give_back(bitmap, page, 1 << order, order);
         }
@@ -254,8 +254,8 @@ impl Cached {
         bitmap.lock().free_all([page], pages);
     }
 
-    /// Returns the zone of which every range lies below `limit`, if `limit` is that zone's last address, or at or
-    /// beyond the space's.
+    /// Returns the zone whose lists serve `limit` without a check of each range: the top zone for a limit at or beyond
+    /// the space's last address, the low zone for its own last address; `None` for any other limit.
     #[inline]
     pub fn zone_for(&self, limit: u64) -> Option<usize> {
         if limit >= self.last {

@@ -69,7 +69,7 @@ pub enum IovaError {
         range: IovaRange,
     },
     /// There is no memory for the allocator's metadata.
-    #[error("no memory to keep account of I/O virtual addresses")]
+    #[error("no memory for the allocator of I/O virtual addresses")]
     OutOfMemory,
 }
 

@@ -43,7 +43,7 @@ pub(super) struct Cpu {
     arrived: LocalU64,
     sent: LocalU64,
     received: LocalU64,
-    /// The pages of a refill under way: here, as a stack has no room for them.
+    /// The ranges of a refill under way, which would take too much of the stack.
     pub(super) fetched: [LocalU64; BATCH],
 }
 
@@ -65,8 +65,8 @@ struct List {
 }
 
 impl Cpu {
-    /// Makes the lists of the CPU `owner` for the ranges of `meta` in `place`: empty, and without room. They take
-    /// several KiB, for which no stack has room.
+    /// Makes the lists of the CPU `owner` for the ranges of `meta` in `place`, as they take several KiB: empty, and
+    /// without room.
     pub(super) fn make_in(place: &mut MaybeUninit<Self>, owner: u64, meta: Shared<RangeMeta>) -> &mut Self {
         let list = |order| List {
             first: LocalU64::new(Link::END.bits()),
@@ -142,7 +142,7 @@ impl Cpu {
     }
 
     /// Returns the word of the range of `class` at `page`, whichever CPU owns it, if there ever was one there. `page`
-    /// is a multiple of its size, and fits a link (below 2^53). Remembers the leaf, so that the next
+    /// is a multiple of its size below 2^53, as every page in a link is. Remembers the leaf, so that the next
     /// [`take`](Self::take) or [`put`](Self::put) needs no walk.
     #[inline]
     pub(super) fn find(&self, page: u64, class: Class) -> Option<&AtomicU64> {

@@ -1,6 +1,6 @@
 //! The *homes* of CPUs: each CPU's refills search below its home first, so ranges of two CPUs are rarely neighbours.
-//! All homes lie in one naturally aligned block at the end of the zone, at most 1/64 of it, as far apart as the block
-//! allows, up to what one CPU caches and 517 pages: so a CPU fetches ranges next to its earlier ones.
+//! All homes lie in one naturally aligned block at the end of the zone, at most 1/64 of it. They are as far apart as
+//! one CPU's budget and 517 pages, or as the block allows: so a CPU fetches ranges next to its earlier ones.
 //!
 //! If blocks of two CPUs' ranges alternated, each CPU's prefetches would take cache lines of metadata and of page
 //! tables from the other.
@@ -9,7 +9,7 @@
 //! with a limit below the block has no home. Each CPU pays with a leaf of metadata for each array that it uses, and
 //! with lowest page tables of its own.
 
-/// The homes' block is at most one part in this many of the zone.
+/// The homes' block is at most 1/`SHARE` of the zone.
 const SHARE: u64 = 64;
 
 const LARGE: u64 = 512;

@@ -18,8 +18,8 @@ const LEAF_WORDS: usize = 1 << LEAF_BITS;
 const LEVEL_BITS: u32 = if cfg!(loom) { 1 } else { 6 };
 const LEVEL_ENTRIES: usize = 1 << LEVEL_BITS;
 
-/// The words of the smallest refill (16 ranges of one page), aligned to a pair of cache lines. An unaligned leaf would
-/// put two of these 16 words on a line that another CPU writes.
+/// The words of the smallest refill (16 ranges of one page), aligned to a pair of cache lines. If a leaf began inside a
+/// line, the refill would share its first or last line with another CPU.
 const GROUP: usize = if cfg!(loom) { 2 } else { 16 };
 type Group = CachePadded<[AtomicU64; GROUP]>;
 const GROUPS: usize = LEAF_WORDS / GROUP;

@@ -72,7 +72,7 @@ pub(super) struct RemoteBatch {
     order_and_zone: LocalU64,
     /// How many more ranges of that order and zone fit before the one that fills, and so sends, the batch.
     room: LocalU64,
-    /// What the counts will be when `room` has reached 0; the present ones are these less the room.
+    /// What the counts will be once `room` is used up: the present ones are these less the room.
     count_at_full: LocalU64,
     pages_at_full: LocalU64,
     last: LocalU64,
@@ -150,7 +150,7 @@ impl RemoteBatch {
         word.store(next, Ordering::Relaxed);
         self.first.set(link);
         let (count, pages) = (self.count() + 1, self.pages() + (1 << order));
-        // Ranges of this order that make it full. The last of them is added here again, which sends the batch.
+        // How many more ranges of this order fill the batch. `room` is one less, so the last one comes here, too.
         let pages_left = REMOTE_BATCH_PAGES.min(most).saturating_sub(pages);
         let until_full = REMOTE_BATCH.saturating_sub(count).min(pages_left.div_ceil(1 << order));
         self.order_and_zone.set(range.order_and_zone());

@@ -55,8 +55,7 @@ impl IovaSpace {
         Ok(unsafe { place.assume_init() })
     }
 
-    /// As `new`, in `place`, which is empty after an error, with lists for exclusive sections of `marks`: for owners
-    /// that are too large for a stack.
+    /// As `new`, in `place`, with lists for exclusive sections of `marks`. After an error `place` is empty.
     #[inline(never)]
     pub(crate) fn make_in<'a>(
         place: &'a mut MaybeUninit<Self>,
@@ -270,8 +269,8 @@ impl IovaSpace {
     #[inline]
     fn range(&self, page: u64, pages: u64) -> IovaRange {
         let shift = self.shift;
-        // Pages of the space lie inside its aperture, which is a range. `pages` is never 0; this is `unwrap_or` and no
-        // panic, because a path that can unwind must keep its section in memory.
+        // Pages of the space lie inside its aperture, which is a range. `pages` is never 0; a panic here would make the
+        // fast path keep its section in memory.
         let len = NonZeroU64::new(pages << shift).unwrap_or(NonZeroU64::MIN);
         IovaRange::inside(Iova::new(page << shift), len)
     }
@@ -285,8 +284,7 @@ impl IovaSpace {
         Ok(page)
     }
 
-    /// Makes the error for `len` bytes up to `limit`. O(nodes and bits up to there), but the lock is held for a part of
-    /// them at a time.
+    /// Makes the error for `len` bytes up to `limit`: O(nodes and bits up to there), under the lock for 32 at a time.
     #[cold]
     #[inline(never)]
     fn exhausted<P: Platform>(&self, platform: &P, len: u64, limit: Iova) -> IovaError {
@@ -306,15 +304,15 @@ impl IovaSpace {
 
     #[inline]
     fn small_class(&self, len: u64) -> Option<(u64, Class)> {
-        // 0 bytes wrap to more pages than any class has, or, with a very large granule, than any space.
+        // For 0 bytes the index wraps: no class has as many pages, or, with granules of 2^55 bytes or more, no space.
         let index = len.wrapping_sub(1) >> self.shift;
         let class = Class::of_pages(index)?;
         Some((index + 1, class))
     }
 }
 
-/// Adds the space's pages to its bitmap, as free, and reserves the reserved ones. Returns the first page, and the one
-/// after the last.
+/// Adds the space's pages to its bitmap, all free but the reserved ones. Returns the first page, and the one after the
+/// last.
 #[inline(never)]
 fn fill(bitmap: &mut Bitmap, config: &SpaceConfig) -> Result<(u64, u64), IovaError> {
     let shift = config.granule.shift();

@@ -13,7 +13,7 @@
 
 /// The owner field of a range that no CPU owns: its free returns it to the bitmap.
 pub(super) const NO_OWNER: u64 = 0xfff;
-/// As [`NO_OWNER`], for a range of exact size although that size is usually rounded up.
+/// As [`NO_OWNER`], for a range whose size was not rounded up, as the space was exhausted.
 pub(super) const EXACT: u64 = 0xffe;
 /// The page count no longer fits a word from this on.
 pub(super) const PAGES_END: u64 = 1 << OWNER_SHIFT;

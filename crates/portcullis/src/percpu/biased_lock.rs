@@ -77,7 +77,7 @@ impl<T> BiasedLock<T> {
         let end = which.end.min(self.cpus.len());
         let first = which.start.min(end);
         let cpus = self.cpus[first..end].iter().map(|cpu| &cpu.0);
-        // All sections that have begun end before `f` sees the first value: an owner may send something to another.
+        // All begun sections end before `f` sees the first value: a section may send to another CPU's value.
         revoke(platform, &self.revoking, cpus.clone().map(|cpu| &cpu.mark), REVOKED, || {
             (first..).zip(cpus).for_each(|(index, cpu)| f(index, &cpu.value));
         });

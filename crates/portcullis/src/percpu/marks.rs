@@ -28,8 +28,8 @@
 //! later section than the one that it saw; that section gets no access either.
 //!
 //! The owner sees what others did to its values: the store that ends a revocation is a release, the section's load an
-//! acquire. The store that begins a revocation is a release, too: a section that reads it keeps access to the values
-//! that are revoked separately from these, and need not have read the end of the revocation before.
+//! acquire. The store that begins a revocation is a release, too: a section that reads it, without having read the end
+//! of the revocation before, may keep access to values which that earlier revocation covered.
 
 use alloc::boxed::Box;
 use core::marker::PhantomData;
@@ -45,7 +45,7 @@ const WITH_VALUES: u64 = 1;
 /// Added by any other section.
 const WITHOUT: u64 = 3;
 
-/// Revocation flag: the CPU has access to its values; to none; to all but the separately revoked.
+/// Revocation flag: the CPU has access to all of its values (0), to none (1), to all but the separately revoked (2).
 const GRANTED: u64 = 0;
 pub(super) const REVOKED: u64 = 1;
 pub(super) const REVOKED_APART: u64 = 2;

@@ -78,8 +78,8 @@ impl<T> Deref for CachePadded<T> {
     }
 }
 
-/// One `T` for each CPU, and one more that callers without a CPU share. A `T` must tolerate shared access (`&T`): other
-/// CPUs drain the value of a CPU that was released.
+/// One `T` for each CPU, and one more that callers without a CPU share. Other CPUs may use a value at the same time, by
+/// `&T`: they drain that of a released CPU.
 #[derive(Debug)]
 pub struct PerCpu<T> {
     own: Box<[CachePadded<T>]>,

@@ -117,8 +117,7 @@ impl<T, const APART: bool> TurnLocal<T, APART> {
         let end = which.end.min(self.values.len());
         let which = which.start.min(end)..end;
         let revoked = if APART { REVOKED_APART } else { REVOKED };
-        // All exclusive sections that have begun end before `f` sees the first value: an owner may send something to
-        // another.
+        // As in `BiasedLock::with_others`, all sections that have begun end before `f` sees the first value.
         self.marks.revoke(platform, which.clone(), revoked, || {
             which.clone().zip(&self.values[which]).for_each(|(index, value)| f(index, &value.0));
         });

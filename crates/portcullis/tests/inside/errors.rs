@@ -42,7 +42,7 @@ sentences::sentences! {
             "no room for 1 bytes of I/O virtual addresses up to 0xa000: 2 bytes are free there, the largest hole has 4; CPUs \
              keep 3 of their own anywhere";
         NotAllocated { range: range() } => "[0x5000, 0x6fff] cannot be freed: it is not allocated as a whole";
-        OutOfMemory => "no memory to keep account of I/O virtual addresses";
+        OutOfMemory => "no memory for the allocator of I/O virtual addresses";
     }
 
     of_arenas: ArenaError {
@@ -51,8 +51,8 @@ sentences::sentences! {
             "a ring arena in units of 4096 bytes does not fit a space in units of 2097152 bytes";
         TooLarge { descriptors: 10, descriptor_bytes: 0x20 } => "no ring arena holds 10 descriptors of 32 bytes";
         Space(IovaError::OutOfMemory) =>
-            "the ring arena's space refused: no memory to keep account of I/O virtual addresses";
-        OutOfMemory => "no memory to keep account of a ring arena";
+            "the ring arena's space refused: no memory for the allocator of I/O virtual addresses";
+        OutOfMemory => "no memory for the bits of a ring arena";
         Oversize { len: 1, capacity: 2 } => "1 bytes do not fit into a ring of 2";
         Full { len: 1, in_use: 2, capacity: 3, reservations: 4, oldest: AT } =>
             "no room for 1 bytes in the ring: 4 reservations hold 2 of 3 bytes, the oldest at 0xa000";
@@ -102,7 +102,7 @@ sentences::sentences! {
             "no memory: `Frames` has none for the root of a page table, or the heap has none for the library's own account";
         NoPageSize => "the mapper states no page size, or one below 4 KiB or above 2 GiB as its smallest";
         Space(IovaError::OutOfMemory) =>
-            "there are no I/O virtual addresses: no memory to keep account of I/O virtual addresses";
+            "there are no I/O virtual addresses: no memory for the allocator of I/O virtual addresses";
         BeyondReach { last: 0xfff, first: AT } =>
             "the device reaches addresses up to 0xfff, and the domain's begin at 0xa000";
         PoolBeyondReach { last: 0xfff, end: AT } =>
@@ -152,7 +152,7 @@ sentences::sentences! {
         NotOnce { at: AT } => "the pieces of a list leave the address 0xa000 out, or fill it twice";
         NoFrames { frames: 5 } => "there are no 5 free frames of memory in a row";
         NotCoherent => "a device that is not coherent maps by its queues, and coherent memory of uncached frames";
-        Iova(IovaError::OutOfMemory) => "no memory to keep account of I/O virtual addresses";
+        Iova(IovaError::OutOfMemory) => "no memory for the allocator of I/O virtual addresses";
         Map(MapError::OutOfMemory) => "no memory for a page table";
     }
 

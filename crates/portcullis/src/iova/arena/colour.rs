@@ -19,8 +19,7 @@ pub(super) struct Layout {
 /// The layout of a ring of `granules`, a multiple of `unit`, with `per_large` in a large page. None of these is 0, and
 /// all are at most 2^31.
 ///
-/// The base tells rings apart for good, as each lap begins there; the first position does so while the rings move in
-/// step.
+/// The base separates rings in every lap, the first position only while they move in step.
 pub(super) fn layout(colour: Option<u32>, unit: u64, granules: u64, per_large: u64) -> Layout {
     let Some(colour) = colour.map(u64::from) else {
         return Layout { range: granules.next_multiple_of(per_large), base: 0, skew: 0, position: 0 };

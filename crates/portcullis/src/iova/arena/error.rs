@@ -29,7 +29,7 @@ pub enum ArenaError {
     #[error("the ring arena's space refused: {0}")]
     Space(#[from] IovaError),
     /// The heap has no memory for the arena's bits.
-    #[error("no memory to keep account of a ring arena")]
+    #[error("no memory for the bits of a ring arena")]
     OutOfMemory,
     /// The reservation would not fit even into an empty ring.
     #[error("{len} bytes do not fit into a ring of {capacity}")]
@@ -39,8 +39,7 @@ pub enum ArenaError {
         /// Bytes of the ring.
         capacity: u64,
     },
-    /// There is no room until the oldest reservation is freed. Granules that were freed before it wait for it, so less
-    /// than the whole ring may be in use.
+    /// There is no room until the oldest reservation is freed: granules that were freed earlier wait for it.
     #[error(
         "no room for {len} bytes in the ring: {reservations} reservations hold {in_use} of \
          {capacity} bytes, the oldest at {oldest}"

@@ -11,7 +11,7 @@ pub(super) fn granules_of(descriptors: u32, unit: u64) -> Option<u64> {
     unit.checked_mul(descriptors.into()).filter(|all| *all <= MOST_GRANULES)
 }
 
-/// The granules of a large page: what a lowest table covers, with one entry of 8 bytes for each, but no more than a
+/// The granules of a large page, which a lowest table of one granule covers with entries of 8 bytes; but no more than a
 /// space aligns ranges to. `None` if 64 bits cannot count their bytes.
 pub(super) fn granules_per_large(granule: PageSize) -> Option<u64> {
     let order = granule.shift().saturating_sub(3).min(MAX_ORDER);

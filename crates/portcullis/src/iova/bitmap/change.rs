@@ -7,7 +7,7 @@
 use super::Bitmap;
 use super::BitmapError;
 use super::fit::{FitBits, LEAF_PAGES};
-use super::node::{Child, FAN, base, bits, pages as pages_of, slot};
+use super::node::{Child, FAN, base, bits, child_index, pages as pages_of};
 use super::path::{Path, in_leaf};
 
 impl Bitmap {
@@ -32,7 +32,7 @@ impl Bitmap {
         let bits = all.less(allowed, left);
         self.free_pages -= taken as u64 * pages;
         *self.store.leaf_mut(leaf) = bits;
-        let old = self.store.node(path.node(1)).fits[slot(page, 1)];
+        let old = self.store.node(path.node(1)).fits[child_index(page, 1)];
         self.idle -= usize::from(old.is_whole());
         // Runs may not have changed in all of these nodes: that costs only time.
         self.outdate(path, 1);
@@ -45,8 +45,8 @@ impl Bitmap {
         if self.set_blocks(page, end, Child::TAKEN) { Ok(()) } else { self.paint(page, end, Child::TAKEN) }
     }
 
-    /// Makes `[first, end)` free, or used, if it consists of blocks of one node that are without bits and in the
-    /// opposite state. Otherwise changes nothing. Returns whether it did.
+    /// Puts `[first, end)` into `state`, free or used, if it consists of blocks of one node, all without bits and in
+    /// the opposite state. Otherwise changes nothing. Returns whether it did.
     pub(super) fn set_blocks(&mut self, first: u64, end: u64, state: Child) -> bool {
         // The highest level at which the range consists of whole blocks.
         let Some(level) = (first | end).trailing_zeros().checked_sub(bits(0)) else {
@@ -60,13 +60,13 @@ impl Bitmap {
         let mut number = self.root;
         for above in (level + 2..=self.top).rev() {
             path.set(above, number);
-            match self.store.node(number).children[slot(first, above)].number() {
+            match self.store.node(number).children[child_index(first, above)].number() {
                 Some(child) => number = child,
                 None => return false,
             }
         }
         path.set(level + 1, number);
-        let blocks = slot(first, level + 1)..=slot(end - 1, level + 1);
+        let blocks = child_index(first, level + 1)..=child_index(end - 1, level + 1);
         let node = self.store.node_mut(number);
         let is_free = state == Child::FREE;
         let opposite = if is_free { Child::TAKEN } else { Child::FREE };
@@ -74,7 +74,7 @@ impl Bitmap {
             return false;
         }
         node.children[blocks.clone()].fill(state);
-        // All but the last one, which is set below with the nodes above.
+        // `update` sets the last one, with the nodes above.
         node.fits[*blocks.start()..*blocks.end()].fill(state.fit());
         self.free_pages =
             if is_free { self.free_pages + (end - first) } else { self.free_pages - (end - first) };
@@ -86,7 +86,7 @@ impl Bitmap {
     #[inline]
     pub(super) fn take_in_leaf(&mut self, page: u64, pages: u64, leaf: u32, path: &Path) {
         self.free_pages -= pages;
-        let old = self.store.node(path.node(1)).fits[slot(page, 1)].bits();
+        let old = self.store.node(path.node(1)).fits[child_index(page, 1)].bits();
         self.toggle(page, pages as u32, leaf, old, path);
     }
 
@@ -100,8 +100,8 @@ impl Bitmap {
         let mut path = Path::new();
         let leaf = self.locate(first, &mut path)?;
         let pages = end - first;
-        // Read here and not where it is needed, so that the CPU waits for it together with the leaf.
-        let old = self.store.node(path.node(1)).fits[slot(first, 1)].bits();
+        // Loaded early, so that the CPU waits for it and for the leaf at the same time.
+        let old = self.store.node(path.node(1)).fits[child_index(first, 1)].bits();
         if !self.store.leaf(leaf).is_used(in_leaf(first), in_leaf(first) + pages as u32) {
             return Some(false);
         }
@@ -140,7 +140,7 @@ impl Bitmap {
     /// Updates the fits in the nodes of `level` and above on the way to `page`; `new` is the fit of the changed block.
     #[inline]
     fn update(&mut self, page: u64, path: &Path, level: u32, new: FitBits) {
-        self.store.node_mut(path.node(level)).fits[slot(page, level)] = new.into();
+        self.store.node_mut(path.node(level)).fits[child_index(page, level)] = new.into();
         self.update_above(page, path, level);
     }
 
@@ -153,7 +153,7 @@ impl Bitmap {
                 return;
             }
             level += 1;
-            let fit = &mut self.store.node_mut(path.node(level)).fits[slot(page, level)];
+            let fit = &mut self.store.node_mut(path.node(level)).fits[child_index(page, level)];
             if *fit == new {
                 return;
             }

@@ -4,12 +4,11 @@
 pub(super) const LEAF_ORDER: u32 = 9;
 pub(super) const LEAF_PAGES: u32 = 1 << LEAF_ORDER;
 
-/// For every order `k` up to [`LEAF_ORDER`], the most free pages with which a block of `2^k` pages at a multiple of
-/// `2^k` begins: in one leaf, or in all leaves below a node. A request with natural alignment fits if it has no more
-/// pages.
+/// For every order `k` up to [`LEAF_ORDER`], the longest free run that starts an aligned block of `2^k` pages and stays
+/// in it: in one leaf, or in all leaves below a node. A request with natural alignment fits if it is no longer.
 ///
-/// The maximum of two is taken lane by lane and without branches, in one vector register. A count above 255 continues
-/// in the next lane, which counts on where the full one saturates.
+/// The maximum of two is taken lane by lane, in one vector register. A count above 255 continues in the next lane,
+/// which counts on where the full one saturates.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(C, align(16))]
 pub(super) struct Fit([u8; 16]);
@@ -26,8 +25,8 @@ impl Need {
     /// [`LEAF_ORDER`], and 1 to `2^order` pages.
     #[inline]
     pub(super) fn of(pages: u64, order: u32) -> Self {
-        // If a block of order 1 begins with a free page, there is a page for a request of order 0, too. So the first
-        // lane has the sum of both counts.
+        // The first lane has the sum of the counts of orders 0 and 1. A block of order 1 that begins with n > 0 free
+        // pages has a place of order 0, too, so then the sum is n + 1.
         let pages = pages as u32;
         let (lane, least) = match order {
             9 if pages > 510 => (11, pages - 510),

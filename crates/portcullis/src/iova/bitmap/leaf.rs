@@ -87,7 +87,7 @@ impl Leaf {
         if start / 64 != (end - 1) / 64 {
             return self.toggled_across(start, end);
         }
-        // No word is written by itself, as all of them are next read in vectors.
+        // All words are written, in vectors: a vector load of a word that was just stored by itself would stall.
         let mask = (u64::MAX >> (64 - (end - start))) << (start % 64);
         for (bits, select) in self.0.iter_mut().zip(SELECT[(start / 64) as usize % WORDS]) {
             *bits ^= mask & select;
@@ -153,7 +153,7 @@ impl Leaf {
     #[inline]
     pub(super) fn place(&self, pages: u64, order: u32) -> Option<u32> {
         match LAST.get(order as usize) {
-            // With such an order, no fit crosses words.
+            // An aligned block of such an order lies in one word.
             Some(&last) if pages <= 1 << order => self.place_in_words(pages, order, last),
             _ => self.place_in_runs(pages, order),
         }
@@ -180,7 +180,7 @@ impl Leaf {
             }
             return taken;
         };
-        // No fit crosses words, and taking one leaves the others of its word: each word is searched once.
+        // Each block lies in one word, and taking one leaves the others free: each word is searched once.
         let (width, low) = (1 << order, u64::MAX >> (64 - pages));
         for word in (0..WORDS).rev() {
             let mut blocks = blocks(self.0[word], low, width, last);
@@ -270,9 +270,9 @@ impl Leaf {
     /// which would be mispredicted half of the time.
     ///
     /// For each order `k`, a word is a row of lanes of `2^k` bits, one for each block of the order. A lane counts the
-    /// free pages that its block begins with. The count of two blocks together is that of the first, plus that of the
-    /// second if the first is full.
-    // Where the compiler inlines this function, it leaves vectors too early.
+    /// free pages at the start of its block. The count of two neighbours together is that of the first, plus that of
+    /// the second if the first is full.
+    // Inlined, the code would leave the vector registers too early.
     #[inline(never)]
     pub(super) fn fit(&self) -> FitBits {
         // Order 1, then 2, then 3.

@@ -20,7 +20,7 @@ pub(super) const fn pages(level: u32) -> u64 {
 }
 
 #[inline]
-pub(super) const fn slot(page: u64, level: u32) -> usize {
+pub(super) const fn child_index(page: u64, level: u32) -> usize {
     (page >> bits(level - 1)) as usize % FAN
 }
 

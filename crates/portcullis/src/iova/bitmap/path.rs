@@ -3,7 +3,7 @@
 
 use super::Bitmap;
 use super::fit::LEAF_PAGES;
-use super::node::{FAN, MAX_LEVEL, bits, pages, slot};
+use super::node::{FAN, MAX_LEVEL, bits, child_index, pages};
 
 /// The nodes on the way from the top to a page, by level.
 #[derive(Clone, Copy)]
@@ -30,10 +30,9 @@ pub(super) const fn in_leaf(page: u64) -> u32 {
     page as u32 % LEAF_PAGES
 }
 
-/// Cached path to the last block, where allocations go, or the upper part of it.
-///
-/// Searches are top-down in address, so most descend into the last child at each level. If a request fits in the lowest
-/// cached node, a search from the root would reach that node, too: so it starts there.
+/// Cached path to the last block, or the upper part of that path. Searches are top-down in address, so most descend
+/// into the last child at each level. If a request fits in the lowest cached node, a search from the root would reach
+/// that node, too: so it starts there.
 pub(super) struct Spine {
     pub(super) path: Path,
     pub(super) level: u32,
@@ -61,7 +60,7 @@ impl Bitmap {
         }
         loop {
             path.set(level, number);
-            number = self.store.node(number).children[slot(page, level)].number()?;
+            number = self.store.node(number).children[child_index(page, level)].number()?;
             level -= 1;
             if level == 0 {
                 return Some(number);
@@ -69,7 +68,7 @@ impl Bitmap {
         }
     }
 
-    /// Resets the spine to the top node, as nodes are released, or there is a new top.
+    /// Resets the spine to the top node, after nodes were released or a level was added.
     pub(super) fn reset_spine(&mut self) {
         self.spine = Spine { level: self.top, ..Spine::EMPTY };
         self.spine.path.set(self.top, self.root);

@@ -1,4 +1,14 @@
-//! A node's runs that cross leaves: for each order, exactly how much the best of them offers.
+//! Summaries of the runs of free pages that touch the boundary of a leaf.
+//!
+//! A block's summary has its *prefix* and *suffix* (the free pages at its start and at its end) and its *longest* run,
+//! as a segment tree for the longest run has, and Go's page allocator (`start`, `max` and `end` of `pallocSum`). The
+//! summaries of neighbours join in constant time: the suffix of one block and the prefix of the next are one run.
+//!
+//! Aligned requests need more: for every order `k` from 9 on, the longest *remainder*, the part of a run from its first
+//! multiple of `2^k` on. The request fits if it is no longer than that. Remainders are stored as *losses*, by which
+//! they are shorter than the longest run. Fewer than `2^k` pages precede a run's first multiple of `2^k`. So a loss has
+//! at most `k` bits, however long the runs are, a vector register holds those of several orders, and the least loss of
+//! all runs gives the longest remainder.
 
 /// The highest order to which [`Bitmap::alloc`](super::Bitmap::alloc) can align: `2^18` pages, 1 GiB in pages of 4 KiB.
 pub const MAX_ORDER: u32 = 18;
@@ -11,13 +21,7 @@ pub(super) fn highest_in(start: u64, end: u64, pages: u64, order: u32) -> Option
     (highest >= start).then_some(highest)
 }
 
-/// The runs inside a block that touch the boundary of a leaf: the block's prefix and suffix, the longest run, and for
-/// every order `k` from 9 on the longest *remainder*: the part of a run from its first multiple of `2^k` on. A run is
-/// cut off at the block's ends.
-///
-/// The remainders are stored as *losses*, relative to the longest run. Fewer than `2^k` pages precede the first
-/// multiple of `2^k`. So a loss has at most `k` bits, however long the runs are, and a vector register holds the losses
-/// of several orders.
+/// The summary of a block. The block's ends cut runs off.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Runs {
     pub(super) prefix: u64,
@@ -31,7 +35,7 @@ pub(super) struct Runs {
 
 const MIDDLE_MASKS: [u16; 8] = [0x01ff, 0x03ff, 0x07ff, 0x0fff, 0x1fff, 0x3fff, 0x7fff, 0xffff];
 const FAR_MASKS: [u32; 2] = [0x1_ffff, 0x3_ffff];
-/// A run that is shorter than another by this much has the smaller remainder at every order.
+/// A run that is shorter than another by this much has no longer remainder at any order.
 const OUTDONE: u64 = 1 << MAX_ORDER;
 
 /// A block's contribution to the one that it is a part of.
@@ -39,7 +43,7 @@ const OUTDONE: u64 = 1 << MAX_ORDER;
 pub(super) struct Part<'a> {
     pub(super) prefix: u64,
     pub(super) suffix: u64,
-    /// The runs that lie inside, if there may be any.
+    /// The part's own summary, if it is a node: runs may lie inside.
     pub(super) inner: Option<&'a Runs>,
 }
 
@@ -96,7 +100,7 @@ impl Runs {
     /// Adds the remainders of the run of `len` pages at `start`. `longest` is final already.
     #[inline]
     fn add_run(&mut self, start: u64, len: u64) {
-        // Sums may saturate: those of the longest run do not, and only the lowest loss is kept.
+        // The losses of the longest run do not saturate, and only the least of each order is kept.
         let short = self.longest - len;
         if short >= OUTDONE {
             return;

@@ -2,7 +2,7 @@
 
 use super::Bitmap;
 use super::fit::{LEAF_ORDER, Need};
-use super::node::{Child, FAN, base, pages as pages_of, slot};
+use super::node::{Child, FAN, base, child_index, pages as pages_of};
 use super::path::{Path, in_leaf};
 use super::runs::highest_in;
 
@@ -61,7 +61,7 @@ impl Bitmap {
         // The blocks before the one with the limit all lie below it.
         for level in level..=self.top {
             let number = path.node(level);
-            let before = (1 << slot(last, level)) - 1;
+            let before = (1 << child_index(last, level)) - 1;
             let blocks = self.store.node(number).fitting(request.need) & before;
             if blocks != 0 {
                 return self.descend_into(request, blocks, number, level, base(last, level), path);
@@ -70,15 +70,15 @@ impl Bitmap {
         None
     }
 
-    /// The highest place in the smallest block that has `last`, the last page allowed: a leaf, or a uniform block, or
-    /// one in which nothing fits. Also returns the level of the node that has the block.
+    /// Descends toward `last`, the last page allowed, to a leaf, a uniform block, or a block in which nothing fits.
+    /// Returns the highest place in that block, and the level of the node that has it.
     fn find_at_limit(&self, request: &Natural, last: u64, path: &mut Path) -> (u32, Option<Found>) {
         let Natural { pages, order, .. } = *request;
         let (mut number, mut level) = (self.root, self.top);
         loop {
             path.set(level, number);
             let node = self.store.node(number);
-            let block = slot(last, level);
+            let block = child_index(last, level);
             if !node.fits[block].has(request.need) {
                 return (level, None);
             }
@@ -161,13 +161,13 @@ impl Bitmap {
     fn highest(&self, span: &Span) -> Option<u64> {
         let Span { pages, order, limit } = *span;
         let last = limit.checked_sub(1)?;
-        // Down to the smallest node with a block that the limit cuts, and in which it may fit.
+        // Descend to the smallest node that the limit cuts and in which the request may fit.
         let mut path = Path::new();
         let (mut number, mut level) = (self.root, self.top);
         loop {
             path.set(level, number);
             let is_cut = limit & (pages_of(level - 1) - 1) != 0;
-            let child = self.store.node(number).children[slot(last, level)].number();
+            let child = self.store.node(number).children[child_index(last, level)].number();
             match child.filter(|_| is_cut && level > 1) {
                 Some(child) if self.store.node(child).runs.longest(order) >= pages => {
                     (number, level) = (child, level - 1);
@@ -182,8 +182,8 @@ impl Bitmap {
     fn highest_in(&self, mut number: u32, mut level: u32, mut base: u64, span: &Span) -> Option<u64> {
         let Span { pages, order, limit } = *span;
         let place = |start, end| highest_in(start, end, pages, order);
-        let (mut block, mut behind) = (FAN, 0);
-        // `behind` is the number of free pages from the end of the block on.
+        let (mut block, mut free_after) = (FAN, 0);
+        // `free_after` is the number of free pages from the end of the block on.
         while let Some(next) = block.checked_sub(1) {
             block = next;
             let node = self.store.node(number);
@@ -197,7 +197,7 @@ impl Bitmap {
             if whole {
                 // The run around the end of the block begins above all other runs of the block.
                 let end = start + size;
-                if let Some(page) = place(end - part.suffix, end + behind) {
+                if let Some(page) = place(end - part.suffix, end + free_after) {
                     return Some(page);
                 }
             } else if node.children[block] == Child::FREE
@@ -210,13 +210,13 @@ impl Bitmap {
                 let child = node.children[block].number();
                 if let Some(child) = child.filter(|_| whole && inner.longest(order) >= pages) {
                     (number, level, base) = (child, level - 1, start);
-                    (block, behind) = (FAN, 0);
+                    (block, free_after) = (FAN, 0);
                     continue;
                 }
             } else if let Some(page) = place(start, start + prefix) {
                 return Some(page);
             }
-            behind = if prefix == size { behind + size } else { prefix };
+            free_after = if prefix == size { free_after + size } else { prefix };
         }
         None
     }

@@ -33,7 +33,7 @@ impl<T: Entry> Slab<T> {
             return Ok(());
         }
         let needed = self.used.saturating_add(more);
-        // The highest numbers have other meanings, here and in nodes.
+        // The highest numbers mark the end of the list of unused entries, and uniform blocks in nodes.
         if needed > (u32::MAX - 16) as usize {
             return Err(BitmapError::OutOfMemory);
         }
@@ -61,7 +61,7 @@ impl<T: Entry> Slab<T> {
         (self.entries.len() - 1) as u32
     }
 
-    /// Not inlined, as nested calls make it, and an entry is large.
+    /// Not inlined: an entry has up to 256 bytes, which would be in the stack frames of its callers.
     #[inline(never)]
     pub(super) fn release(&mut self, number: u32) {
         self.entries[number as usize] = T::unused(self.unused);

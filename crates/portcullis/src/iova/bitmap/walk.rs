@@ -1,6 +1,6 @@
 //! A walk over the tree in the order of addresses, without recursion, for which a kernel's stack is too small.
 
-use super::node::{base, pages, slot};
+use super::node::{base, child_index, pages};
 use super::path::Path;
 
 pub(super) struct Walk {
@@ -25,13 +25,13 @@ impl Walk {
         self.level
     }
 
-    /// All pages before it are passed.
+    /// The page that the walk has come to.
     pub(super) fn page(&self) -> u64 {
         self.page
     }
 
     pub(super) fn block(&self) -> usize {
-        slot(self.page, self.level)
+        child_index(self.page, self.level)
     }
 
     pub(super) fn bounds(&self) -> (u64, u64) {
@@ -72,6 +72,6 @@ impl Walk {
             return None;
         }
         self.level += 1;
-        Some(slot(self.page - 1, self.level))
+        Some(child_index(self.page - 1, self.level))
     }
 }

@@ -14,8 +14,8 @@ use crate::sync::Mutex;
 const LINE_WORDS: u64 = 8;
 
 impl Cached {
-    /// Refills an empty list: with at least one range, unless its budget has no room. Returns `false` if there was
-    /// room, but no range in the zone below `end_page`.
+    /// Refills an empty list, unless the budget has no room. Returns `false` if there was room, but the zone has no
+    /// free range below `end_page`.
     #[inline(never)]
     pub(super) fn refill(
         &self,
@@ -26,7 +26,7 @@ impl Cached {
         bitmap: &Mutex<Bitmap>,
     ) -> Result<bool, BitmapError> {
         let cpu = own.cpu;
-        let wanted = cpu.next_batch(zone, order).min(self.share(zone, order));
+        let wanted = cpu.next_batch(zone, order).min(self.most_at_once(zone, order));
         let room = self.make_room(cpu, zone, order, wanted, bitmap);
         let pages = &cpu.fetched[..wanted.min(room) as usize];
         let fetched = self.fetch(own, zone, order, end_page, bitmap, pages)?;
@@ -102,9 +102,9 @@ impl Cached {
         end + 1
     }
 
-    /// The most ranges of `order` that a refill, a grant or a spill moves at once: a sixteenth of the budget, but 1 to
-    /// 64.
-    pub(super) fn share(&self, zone: usize, order: u32) -> u64 {
+    /// The most ranges of `order` that a refill, a grant or a spill moves at once: a sixteenth of the budget, at least
+    /// 1 and at most 64.
+    pub(super) fn most_at_once(&self, zone: usize, order: u32) -> u64 {
         ((self.budget[zone] / 16) >> order).clamp(1, BATCH as u64)
     }
 
@@ -127,7 +127,7 @@ impl Cached {
             while room == 0 && most > 0 {
                 // Few at a time: the stack is deepest here.
                 let mut pages = [0; BATCH / 4];
-                let few = most.min(pages.len()).min(self.share(zone, other) as usize);
+                let few = most.min(pages.len()).min(self.most_at_once(zone, other) as usize);
                 let pages = &mut pages[..few];
                 let spilled = cpu.spill(zone, other, pages);
                 most -= spilled;

@@ -23,7 +23,7 @@ impl IovaSpace {
     /// free one range at the same time, both calls may return `Ok`.)
     #[inline]
     pub fn free<P: Platform>(&self, platform: &P, range: IovaRange) -> Result<(), IovaError> {
-        // One exclusive section covers all of it: also for a range of another CPU, or one whose word is not remembered.
+        // A range of another CPU, or one whose word is not remembered, is freed in the same exclusive section.
         let free =
             |cpu: &LocalCpu<'_>| self.in_turn(cpu, |_, own| Some(self.free_local(Some(own?), range)))?;
         let freed = match self.platform.with_cpu_fast(platform, free) {
@@ -93,8 +93,8 @@ impl IovaSpace {
         found.filter(|_| is_whole).map(|(page, pages)| self.range(page, pages))
     }
 
-    /// Marks the range `range`, which is handed out, as divided: unmapping its parts does not free it. Returns `false`
-    /// if it is no longer handed out.
+    /// Marks a live range as divided: unmapping its parts does not free it. Returns `false` if it is no longer handed
+    /// out.
     pub(crate) fn divide(&self, range: IovaRange) -> bool {
         self.cached.divide(range.start().get() >> self.shift, range.len().div_ceil(self.granule.bytes()))
     }
