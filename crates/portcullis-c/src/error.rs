@@ -197,7 +197,7 @@ mod tests {
         said(
             DmaMapError::TooLong { len: 2, most: 1 },
             PortcullisRefused,
-            "2 bytes in one piece: 1 to 1 can be had",
+            "2 bytes in one piece: a mapping has 1 to 1",
         );
         said(DmaMapError::List(MapListError::EmptyList), PortcullisRefused, "no segments");
         said(MapListError::Unconfirmed { error }, PortcullisReachable, "may still reach");

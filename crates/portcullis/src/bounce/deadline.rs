@@ -1,7 +1,6 @@
-//! The time at which a pool's timer is to come. The platform calls the timers of all pools at the earliest time that any has asked for, and may forget
-//! later ones. So a pool keeps its own, and a timer that comes early asks again.
-//!
-//! If the platform panics, the time is cleared, and the next caller that wants the timer asks anew.
+//! A pool's next timer. The platform calls the timers of all pools at the earliest time that any has requested, and may forget later requests. So a
+//! pool keeps its own time, and a timer that comes early requests the call again. If the platform panics, the time is cleared, and the next caller
+//! that wants the timer requests it anew.
 
 use crate::guard::Guard;
 use crate::platform::Platform;
@@ -23,18 +22,18 @@ impl Deadline {
         self.0.load(Ordering::Relaxed) != NEVER
     }
 
-    /// Asks for the timer in `ns` nanoseconds, unless it comes earlier. The caller has no CPU lent.
+    /// Requests the timer in `ns` nanoseconds, unless it comes earlier. The caller has no CPU lent.
     pub(super) fn ask<P: Platform>(&self, platform: &P, ns: u64) {
         let unasked = self.unasked();
         let at = platform.now_ns().saturating_add(ns).min(NEVER - 1);
-        // Release: the timer that takes an earlier time away sees the work of this caller.
+        // Release: the timer that clears the time sees what this caller did, also where another caller's time is earlier.
         if self.0.fetch_min(at, Ordering::Release) == NEVER {
             platform.wake_at(at);
         }
         unasked.done();
     }
 
-    /// For the timer: whether the time has come. It is cleared then.
+    /// For the timer: returns whether the time has come, and clears it then.
     pub(super) fn has_come<P: Platform>(&self, platform: &P) -> bool {
         let at = self.0.load(Ordering::Relaxed);
         if at == NEVER {
@@ -46,7 +45,7 @@ impl Deadline {
             unasked.done();
             return false;
         }
-        // Acquire, and before the work: a caller that wants the timer from now on asks again, and this call sees the work of earlier callers.
+        // Clears the time before the timer's work: later callers request anew. Acquire: the work sees what earlier callers did.
         drop(unasked);
         true
     }

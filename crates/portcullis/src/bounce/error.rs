@@ -24,7 +24,7 @@ pub enum DmaMapError {
     #[error(transparent)]
     List(#[from] MapListError),
     /// The buffer is longer than the queue maps or copies at once.
-    #[error("{len} bytes in one piece: 1 to {most} can be had")]
+    #[error("{len} bytes in one piece: a mapping has 1 to {most}")]
     TooLong {
         /// Bytes of the buffer.
         len: u64,
@@ -48,8 +48,8 @@ pub enum DmaMapError {
         /// Bytes of each.
         bytes: u64,
     },
-    /// No memory for the account of the mapping.
-    #[error("nothing is mapped: the heap has no memory for the library's account of the mapping")]
+    /// The heap has no memory for the mapping's metadata.
+    #[error("nothing is mapped: the heap has no memory for the mapping's metadata")]
     OutOfMemory,
     /// The device is non-coherent and may write to the buffer, whose first or last cache line holds other data, too; and the queue does not copy.
     /// Align the buffer and its length to lines; or make the queue by [`QueueConfig::auto`](crate::dma::QueueConfig::auto) or
@@ -70,8 +70,8 @@ pub enum DmaMapError {
 }
 
 impl DmaMapError {
-    /// Returns whether the map can succeed later, after something has ended that uses the queue, the domain's addresses or a pool: a mapping, a
-    /// batch or a deferred flush.
+    /// Returns whether the map can succeed later: once a mapping, a batch or a deferred flush has ended that uses the queue, the domain's addresses
+    /// or a pool.
     pub fn is_full(&self) -> bool {
         match self {
             Self::Full | Self::Pressure(_) | Self::AllTaken { .. } => true,
@@ -105,7 +105,7 @@ pub enum DmaUnmapError {
         /// Why not.
         error: InvalidationError,
     },
-    /// A part of a large page that was unmapped by number could not be split.
+    /// A large page, of which a part was unmapped by address, could not be split.
     #[error("devices still reach {kept} bytes of {range}")]
     StillMapped {
         /// What was to be unmapped.
@@ -116,8 +116,8 @@ pub enum DmaUnmapError {
     /// A single mapping has not ended.
     #[error(transparent)]
     Unmap(#[from] UnmapError),
-    /// No mapping (for a queue that copies: no copy) begins at the address: another caller has ended it by number, or it never was. Nothing is
-    /// changed.
+    /// No mapping (for a queue that copies: no copy) begins at the address: another caller has ended it by address, or there never was one. Nothing
+    /// is changed.
     #[error("{iova} is the address of no mapping")]
     NotMapped {
         /// The address.
@@ -135,7 +135,7 @@ pub enum DmaUnmapError {
         /// Bytes of the mapping.
         mapped: u64,
     },
-    /// Another caller is syncing or unmapping this mapping, by number.
+    /// Another caller is syncing or unmapping this mapping by address.
     #[error("the mapping at {iova} is being synced or unmapped by another caller")]
     Busy {
         /// Where it begins.
@@ -144,7 +144,7 @@ pub enum DmaUnmapError {
 }
 
 impl DmaUnmapError {
-    /// Returns whether a commit has failed, or the unmap of a copy whose middle was mapped: the next commit tries again. (For any other unmap see
+    /// Returns whether the next commit tries again: after a failed commit, or the failed unmap of a split mapping. (For any other unmap see
     /// [`NotUnmapped::waits`](crate::dma::NotUnmapped::waits).)
     pub fn is_of_commit(&self) -> bool {
         matches!(self, Self::Unconfirmed { .. } | Self::StillMapped { .. })
@@ -157,7 +157,7 @@ impl From<InvalidationError> for DmaUnmapError {
     }
 }
 
-/// The place of bytes in a mapping, for an error's text; empty at its beginning.
+/// " from N on", for an error's text; empty for 0.
 struct Offset(u64);
 
 impl fmt::Display for Offset {

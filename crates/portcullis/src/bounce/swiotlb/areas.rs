@@ -1,7 +1,7 @@
 //! The pool's memory: areas of slots, each with its bits under a lock of its own, and the metadata of its slots.
 //!
-//! Areas come and go, and their numbers and metadata are reused. Metadata is never freed before the pool. So a reader with a wrong address finds
-//! metadata that records no such mapping, at worst another area's, but never freed memory.
+//! Areas come and go, and their numbers and metadata are reused. Metadata is freed only with the pool. So a reader with a wrong address finds
+//! metadata that records no such mapping, perhaps another area's, but never freed memory.
 
 mod change;
 
@@ -17,7 +17,7 @@ use crate::heap::{OutOfMemory, slice};
 use crate::percpu::CachePadded;
 use crate::sync::{AtomicPtr, AtomicU64, AtomicUsize, Mutex, Ordering};
 
-/// No area has this number. (Areas are aligned.)
+/// In place of a base, which is aligned: no area has this number; or it is being added or removed.
 const ABSENT: u64 = u64::MAX;
 const CHANGING: u64 = u64::MAX - 1;
 
@@ -52,18 +52,18 @@ pub(super) struct Areas {
     counts: CachePadded<Counts>,
 }
 
-/// Counters. Only calls that take slots from areas or give them back change these; the fast paths do neither.
+/// Counters, which no fast path changes.
 #[derive(Debug, Default)]
 struct Counts {
     present: AtomicUsize,
     /// Area numbers are below this.
     end: AtomicUsize,
-    /// Slots that are in no area: mapped, or on a list.
+    /// Slots that are mapped or on a CPU's list.
     taken: AtomicU64,
     most_taken: AtomicU64,
 }
 
-/// An odd run: its number of slots, and where it may begin.
+/// A request for an *odd* run, which no list keeps: any number of slots, anywhere that the constraints allow.
 pub(super) struct OddRun {
     pub slots: usize,
     /// The first slot of an area at which it may begin, and the distance between such slots.
@@ -122,7 +122,7 @@ impl Areas {
         (self.counts.taken.load(Ordering::Relaxed), self.counts.most_taken.load(Ordering::Relaxed))
     }
 
-    /// Whether less than a quarter is free, so the pool should grow.
+    /// Whether less than a quarter is free, so that the pool should grow.
     pub fn is_low(&self) -> bool {
         let capacity = self.capacity();
         self.taken().0 > capacity - capacity / 4
@@ -136,7 +136,7 @@ impl Areas {
         (!metadata.is_null()).then(|| unsafe { core::slice::from_raw_parts(metadata, 1 << self.bits()) })
     }
 
-    /// The metadata of the slot that contains `phys`. If its area is replaced by another meanwhile, it may be another address's metadata.
+    /// The metadata of the slot that contains `phys`. If another area takes the place of that slot's meanwhile, it may be another address's metadata.
     pub fn locate(&self, phys: PhysAddr) -> Option<&SlotMeta> {
         self.metadata_of(self.directory.find(phys.get() >> self.area_shift)?, phys)
     }
@@ -199,7 +199,7 @@ impl Areas {
         (0..end).map(move |step| (prefer + step) % end)
     }
 
-    /// Calls `take` with one area, if that may have `least` free slots. It returns how many it has taken.
+    /// Calls `take` with an area's metadata and bits, if the area may have `least` free slots. `take` returns the number of slots that it took.
     fn look_at<'a>(
         &'a self,
         area: usize,
@@ -210,7 +210,7 @@ impl Areas {
         let (space, metadata) = (&self.spaces[area], self.metadata(area));
         let Some(metadata) = metadata.filter(|_| space.free.load(Ordering::Relaxed) >= least) else { return };
         let mut bits = space.bits.lock();
-        // Under the lock: an area with free slots stays where it is.
+        // Under the lock: an area that is removed has no free slots, so the base is that of the slots to be taken.
         if reach < self.reach && !self.is_within(area, reach) {
             return;
         }
@@ -249,7 +249,7 @@ impl Areas {
             // The area is there: some of its slots were taken until now.
             let Some(Leads { area, .. }) = self.directory.find(address >> self.area_shift) else { continue };
             let space = &self.spaces[area];
-            // The last lock is released first: no caller holds two.
+            // Release the last area's lock first: no caller holds two.
             let mut bits = match held.take() {
                 Some((same, bits)) if same == area => bits,
                 other => {
@@ -264,8 +264,7 @@ impl Areas {
         }
     }
 
-    /// The bytes of metadata and of what leads to it, beside the areas: of all areas that there may be, except for slots' metadata, which
-    /// comes with an area.
+    /// Bytes of heads, bits and directory, for as many areas as there may be, and of slots' metadata, for each number that was ever an area's.
     pub fn metadata_bytes(&self) -> usize {
         let metadata =
             self.heads.iter().filter(|head| !head.metadata.load(Ordering::Relaxed).is_null()).count();

@@ -1,8 +1,8 @@
 //! An area's bits, one for each slot, set while the slot is taken.
 //!
-//! Runs of a power of two are aligned to their size. Up to 64 slots lie in one word, and are found with shifts; longer runs are whole words. Other
-//! runs are searched for from the lowest place at which they may begin. Worst case of each operation: O(slots of the area), by words of 64, except
-//! in the search for odd runs.
+//! Runs of a power of two are aligned to their size. Up to 64 slots lie in one word, and are found with shifts; longer runs are whole words. Odd runs
+//! are searched for from the lowest place at which they may begin. Worst cases: O(slots of the area) for that search, and O(slots / 64) for any other
+//! operation.
 
 use alloc::boxed::Box;
 

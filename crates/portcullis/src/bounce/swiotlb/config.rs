@@ -98,7 +98,7 @@ impl Constraints {
     }
 }
 
-/// A mapping, for the device.
+/// A mapping, as the device uses it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Bounced {
     /// Its address in the pool.

@@ -1,8 +1,7 @@
 //! Per-CPU magazines of free runs, newest first. Only their CPU changes them, so it takes and frees a run without a lock.
 //!
 //! Each size has two magazines. The CPU pops from and pushes to the *loaded* one. A full loaded magazine becomes the *previous* one, and the runs of
-//! the former previous one, idle for the longest, go back to the areas together, under one lock. A list is linked through the metadata of its runs,
-//! so a free needs no memory.
+//! the former previous one, idle for the longest, go back to the areas. A list is linked through the metadata of its runs, so a free needs no memory.
 
 use super::areas::Areas;
 use super::bits::WORD_ORDER;
@@ -12,14 +11,14 @@ use crate::percpu::LocalU64;
 /// A CPU keeps runs of 1, 2, 4, .. 2^(*ORDERS* - 1) slots: up to 128, the longest mapping of Linux's swiotlb.
 pub(super) const ORDERS: u32 = WORD_ORDER + 2;
 
-/// The most runs of a magazine, and of one visit to an area.
+/// The most runs in a magazine, and the most that are taken from an area at once.
 pub(super) const MOST: usize = 32;
 
 /// One CPU's magazines. Only the holder of that CPU's lock changes its words.
 #[derive(Debug)]
 pub(super) struct Cpu {
     sizes: [Size; ORDERS as usize],
-    /// Not 0 once any magazine was granted room.
+    /// 1 once any magazine was granted room, until the CPU is released.
     pub joined: LocalU64,
 }
 
@@ -66,7 +65,8 @@ impl Cpu {
         room
     }
 
-    pub fn turn(&self, order: u32) {
+    /// Loads the previous magazine, if the loaded one is empty.
+    pub fn load_previous(&self, order: u32) {
         let size = self.size(order);
         if size.loaded.count() == 0 {
             size.loaded.take_over(&size.previous);
@@ -77,11 +77,11 @@ impl Cpu {
         self.size(order).loaded.count() == 0
     }
 
-    /// Gives the runs of the previous magazine back to the areas, and makes the loaded magazine the previous one.
+    /// Gives the runs of the previous magazine back to the areas, and makes the loaded one the previous.
     ///
     /// # Safety
     /// As [`take`](Self::take).
-    pub unsafe fn turn_out(&self, areas: &Areas, order: u32) {
+    pub unsafe fn retire_previous(&self, areas: &Areas, order: u32) {
         let size = self.size(order);
         // SAFETY: as in `take`, by the caller's clause 1.
         areas.give(core::iter::from_fn(|| unsafe { size.previous.take() }), 1 << order);
@@ -110,8 +110,8 @@ impl Cpu {
             self.size(order).granted.set(0);
             // SAFETY: clause 1 is the caller's.
             unsafe {
-                self.turn_out(areas, order);
-                self.turn_out(areas, order);
+                self.retire_previous(areas, order);
+                self.retire_previous(areas, order);
             }
         }
     }

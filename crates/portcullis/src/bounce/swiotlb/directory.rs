@@ -1,13 +1,14 @@
-//! Maps an address to its area: a hash table that is read without a lock. A reader that finds an area finds its complete metadata, or that of an
-//! area that has replaced it.
+//! Maps an address to its area: a hash table with linear probing, read without a lock. A reader that finds an area finds its complete metadata, or
+//! that of an area that has replaced it.
 //!
-//! An area is aligned to its size, so the high bits of an address are the key. The table has four places for each area that there may be; a lookup
-//! ends at the first place that was never used. Worst case, for an address in no area, after long growing and shrinking: all places.
+//! An area is aligned to its size, so the high bits of an address are the key. The table has four places for each area that there may be. A removed
+//! area leaves a tombstone (`GONE`), which another may fill; a lookup ends at the first place that was never used. Worst case, for an address in no
+//! area, after long growing and shrinking: all places.
 //!
 //! Memory ordering. An entry is stored with release after its pointer, and loaded with acquire before it. If the place has gone to another area
 //! meanwhile, the reader finds that area's pointer without having seen its entry: so the pointer is stored with release, too, after everything that
-//! it leads to, and loaded with acquire. The CPU that fills a place has seen (acquire) the store that removed the last area (release), so its
-//! pointers are stored one after the other.
+//! it leads to, and loaded with acquire. The CPU that fills a place has seen (acquire) the store that removed the last area (release), so the stores
+//! of a place's pointers are ordered.
 
 use alloc::boxed::Box;
 use core::ptr;
@@ -48,7 +49,8 @@ pub(super) struct Leads<T> {
 }
 
 impl<T> Place<T> {
-    /// The place's area, if it is for `key`. The key of no memory may find a number that is no area's.
+    /// The place's area, if its entry is for `key`. A key above those of all memory may match a place without an area: the number is no area's then,
+    /// and the pointer is null or a removed area's.
     #[inline]
     fn leads(&self, entry: u64, key: u64) -> Option<Leads<T>> {
         let area = (entry & ((1 << AREA_BITS) - 1)) as usize;

@@ -1,5 +1,5 @@
 //! The swiotlb pool: slots of memory that devices reach, for machines without an IOMMU, for devices that do not reach all memory, and for guests
-//! whose memory is encrypted. The invariant: no two mappings share a slot, and no slot that holds bytes of one holds bytes of an earlier one.
+//! whose memory is encrypted. No two mappings share a slot, and a slot with bytes of one has no bytes of an earlier one.
 //!
 //! A map takes slots of the pool and copies the buffer there; syncs and the unmap copy it back.
 //!
@@ -87,7 +87,7 @@ pub struct Swiotlb<P: Platform, C: CopyMemory> {
     cpus: BiasedLock<Cpu>,
     /// CPUs whose magazines were granted room.
     joined: AtomicU64,
-    /// The pool was full: all magazines are empty and stay so.
+    /// The pool was full: all magazines are empty, and stay so until a quarter of the slots is free.
     scarce: AtomicBool,
     /// When the timer grows the pool, and when it looks for idle areas.
     growth: Deadline,
@@ -104,7 +104,7 @@ impl<P: Platform, C: CopyMemory> fmt::Debug for Swiotlb<P, C> {
 impl<P: Platform, C: CopyMemory> Swiotlb<P, C> {
     /// Makes a pool of memory from `memory`, and registers it with the platform for timers and released CPUs.
     ///
-    /// Context: allocates its account and its least memory.
+    /// Context: allocates its metadata and its least memory.
     ///
     /// # Errors
     /// [`SetupError::Slot`], [`SetupError::Area`] and [`SetupError::Limits`] for the configuration; [`SetupError::NoArea`] without memory within
@@ -196,8 +196,8 @@ impl<P: Platform, C: CopyMemory> Swiotlb<P, C> {
     fn want<'a>(&self, original: PhysSegment, constraints: &'a Constraints) -> Result<Want<'a>, DmaMapError> {
         MapListError::check(original, 0)?;
         let offset = original.phys.get() & constraints.min_align;
-        // The sum does not wrap: the offset is of low bits of an address that `len` can be added to. A run is aligned to its size, so it is at least
-        // as large as the alignment.
+        // The sum does not wrap: the offset is at most the address, to which `len` can be added. A run is aligned to its size, so it keeps the low
+        // bits if it is larger than their mask.
         let last = (offset + (original.len - 1)).max(constraints.min_align);
         // The bit length of the last slot's number; the appended one is for zero, which has no logarithm.
         let slot = last >> self.areas.slot_shift;
@@ -305,7 +305,7 @@ impl<P: Platform, C: CopyMemory> Swiotlb<P, C> {
         1 << self.areas.slot_shift
     }
 
-    /// Whether an address is in the pool, mapped or not. O(1); O(areas) at worst for an address in no area, after long growing and shrinking.
+    /// Whether an address is in the pool, mapped or not. O(1); for an address in no area O(areas) at worst, after long growing and shrinking.
     pub fn holds(&self, phys: PhysAddr) -> bool {
         self.areas.locate(phys).is_some()
     }

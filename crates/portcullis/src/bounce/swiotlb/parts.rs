@@ -1,4 +1,4 @@
-//! The pool by number: the calls that queues make. A call that names no mapping changes nothing.
+//! The pool's calls by address, for tests, benches and the model. A call that names no mapping changes nothing.
 
 use super::{Bounced, Constraints, Swiotlb};
 use crate::addr::{Direction, PhysAddr, PhysSegment};

@@ -9,7 +9,7 @@ use crate::platform::{CopyMemory, Platform, PlatformEvents};
 impl<P: Platform, C: CopyMemory> Swiotlb<P, C> {
     /// Adds an area whose last address is `reach` at the most. Returns its number; `None` at the limit or without memory.
     ///
-    /// No caller waits for it: no lock is held while memory is allocated, and two callers that find the pool full add two areas.
+    /// Holds no lock while it allocates, so no other caller waits, and two that find the pool full add two areas.
     pub(super) fn grow(&self, reach: u64) -> Option<usize> {
         let added = self.areas.add(&*self.memory, reach)?;
         let area = added.area();
@@ -21,7 +21,7 @@ impl<P: Platform, C: CopyMemory> Swiotlb<P, C> {
     /// Asks the timer to grow the pool if little is free, and to look for idle areas if it has grown.
     pub(super) fn grow_soon(&self) {
         if self.areas.present() > self.areas.min && !self.trim.is_set() {
-            // A panic kept an earlier caller from asking.
+            // An earlier caller panicked before it asked.
             self.trim_later();
         }
         if self.areas.is_low() && self.areas.present() < self.areas.max() && !self.growth.is_set() {
@@ -58,7 +58,7 @@ impl<P: Platform, C: CopyMemory> Swiotlb<P, C> {
         bytes
     }
 
-    /// Frees areas that twice the mapped slots would not need.
+    /// Shrinks the pool to twice the mapped slots, but not below its least size.
     fn trim_idle(&self) {
         self.drain(None);
         let slots = self.areas.area_bytes() >> self.areas.slot_shift;
@@ -89,8 +89,7 @@ impl<P: Platform, C: CopyMemory> PlatformEvents for Swiotlb<P, C> {
 }
 
 impl<P: Platform, C: CopyMemory> Drop for Swiotlb<P, C> {
-    /// Frees all memory except areas that still have a mapping, where a device may still write. The handle on the memory leaks in that case, so that
-    /// those areas stay.
+    /// Frees all memory except areas that still have a mapping, where a device may still write. The handle on the memory leaks then, so these stay.
     fn drop(&mut self) {
         self.drain(None);
         self.trim_to(0);

@@ -1,8 +1,8 @@
 //! The metadata of each slot, apart from the slots, so that no device can change it.
 //!
-//! The metadata of its first slot represents a run: it holds the mapping, or the link to the next run in a list, or neither while the run is in its
-//! area. The metadata of its other slots holds the distance to the first. That is written when the run leaves its area, so the fast path writes the
-//! metadata of one slot, half a cache line.
+//! A run's first slot has the metadata of the run: the mapping, or the link to the next run in a list, or neither while the run is in its area. The
+//! other slots have the distance to the first. That is written when the run leaves its area, so the fast path writes the metadata of one slot, half a
+//! cache line.
 //!
 //! Memory ordering. Metadata changes its owner with its run: through a CPU's list ([`BiasedLock`](crate::percpu::BiasedLock)), an area's lock, or the
 //! driver's own handover of the mapping. So nearly all accesses are relaxed. Two are not: a list's first link, and the word of a mapping, which is
@@ -20,7 +20,7 @@ use crate::sync::{AtomicPtr, AtomicU64, Ordering};
 pub(super) const ODD: u32 = 15;
 const _: () = assert!(WORD_ORDER < ODD);
 
-/// Lengths, offsets and areas are below 2^`LEN_BITS`.
+/// Areas and mappings have at most 2^`LEN_BITS` bytes; offsets are less.
 pub(super) const LEN_BITS: u32 = 28;
 
 const LEN_MASK: u64 = (1 << LEN_BITS) - 1;
@@ -158,6 +158,7 @@ impl List {
 
     /// Takes the newest run off the list. O(1).
     ///
+    /// # Safety
     /// 1. All metadata that is ever put onto the list lives as long as 'a.
     #[inline]
     pub unsafe fn take<'a>(&self) -> Option<&'a SlotMeta> {

@@ -1,9 +1,8 @@
 //! Taking slots and freeing them: from the CPU's magazines first, then the areas, then more memory, then other CPUs' magazines.
 //!
-//! # What is free is found
-//! A caller that fails has emptied all magazines, or knows that no magazine was granted room since another caller emptied them (`scarce`).
-//! Without room, a free goes to an area. The free that grants room again clears `scarce` first: a caller that comes later empties the
-//! magazines.
+//! A map that fails has drained all magazines before its last search, or has found `scarce` set: another caller drains them, or has, and none was
+//! granted room since. A free into a magazine without room goes to its area. The free that grants room again clears `scarce` first, so later callers
+//! drain the magazines anew.
 
 use super::Pressure;
 use super::areas::OddRun;
@@ -17,7 +16,7 @@ use crate::guard::Guard;
 use crate::platform::{CopyMemory, LocalCpu, Platform};
 use crate::sync::Ordering;
 
-/// Magazines are granted room again once 1/`ENOUGH` of the pool is free.
+/// After a drain, magazines are granted room again once 1/`ENOUGH` of the pool is free.
 const ENOUGH: u64 = 4;
 
 /// The magazines of one size may hold 1/`LIST_SHARE` of the pool on all CPUs together.
@@ -51,7 +50,7 @@ impl<P: Platform, C: CopyMemory> Drop for Found<'_, P, C> {
 }
 
 impl<P: Platform, C: CopyMemory> Swiotlb<P, C> {
-    /// Takes a run from the CPU's loaded magazine: two stores and a load for the exclusive section, and two more stores for the run.
+    /// The fast path: takes a run from the CPU's loaded magazine, by two stores and a load for the exclusive section and two stores for the run.
     #[inline]
     pub(super) fn take_own(&self, want: &Want<'_>) -> Option<Found<'_, P, C>> {
         let Want { order, offset, constraints, .. } = *want;
@@ -118,7 +117,7 @@ impl<P: Platform, C: CopyMemory> Swiotlb<P, C> {
         }))
     }
 
-    /// Where a run of slots that is too long for magazines may lie. Slots that lie wholly in front of the mapping are left out.
+    /// The odd run for a request that one word of bits cannot hold. Slots that lie wholly before the mapping are left out.
     fn odd_run(&self, want: &Want<'_>) -> Result<OddRun, DmaMapError> {
         let (shift, most) = (self.areas.slot_shift, self.areas.area_bytes());
         let slot = 1 << shift;
@@ -166,7 +165,7 @@ impl<P: Platform, C: CopyMemory> Swiotlb<P, C> {
         }
         let run = odd?;
         let first = self.platform.with_cpu(first);
-        // A CPU is lent for each area anew, so that none is held for long.
+        // Borrows a CPU for each area anew, so that no loan lasts long.
         let take = |area| {
             let found = |meta| Found { pool: self, meta, class: ODD, offset: run.offset };
             self.platform.with_cpu(|_| self.areas.take_odd(area, reach, run).map(found))
@@ -176,7 +175,7 @@ impl<P: Platform, C: CopyMemory> Swiotlb<P, C> {
 
     /// Takes a run from the CPU's magazines, or from the areas with some more for the magazines.
     fn refill(&self, cpu: &Cpu, prefer: usize, order: u32, reach: u64) -> Option<&SlotMeta> {
-        cpu.turn(order);
+        cpu.load_previous(order);
         // SAFETY: as in `take_own`.
         if let Some(meta) = unsafe { cpu.take(&self.areas, order) } {
             if self.areas.is_reached(meta.address(), reach) {
@@ -190,7 +189,7 @@ impl<P: Platform, C: CopyMemory> Swiotlb<P, C> {
         if !scarce {
             self.grant(cpu, order);
         }
-        // If the magazine has runs, this device does not reach them: it would not help to add similar ones.
+        // If the magazine has runs, this device does not reach them, so more of its kind are not worth a batch.
         let batch = if scarce || !cpu.is_empty(order) { 1 } else { cpu.next_batch(order) };
         let mut runs = [None; MOST];
         let count = self.areas.take_runs(prefer, order, reach, &mut runs[..batch]);
@@ -237,14 +236,14 @@ impl<P: Platform, C: CopyMemory> Swiotlb<P, C> {
             if capacity.saturating_sub(self.areas.taken().0) < capacity / ENOUGH {
                 return false;
             }
-            // First, as the module's argument needs.
+            // Before the grant, as the module's text needs it.
             self.scarce.store(false, Ordering::Relaxed);
         }
         self.grant(cpu, order);
         // The new grant may be smaller than the last one, and than the magazine's content.
         if !cpu.put(meta, order) {
             // SAFETY: as in `take_own`.
-            unsafe { cpu.turn_out(&self.areas, order) };
+            unsafe { cpu.retire_previous(&self.areas, order) };
             return cpu.put(meta, order);
         }
         true
@@ -253,7 +252,7 @@ impl<P: Platform, C: CopyMemory> Swiotlb<P, C> {
     /// Empties the magazines of all CPUs, or of one. Waits for exclusive sections.
     pub(super) fn drain(&self, only: Option<usize>) {
         self.cpus.with_others(&self.platform, only, |_, cpu| {
-            // A CPU is lent for each, so that none is held for long.
+            // Borrows a CPU for each, so that no loan lasts long.
             // SAFETY: as in `take_own`.
             self.platform.with_cpu(|_| unsafe { cpu.drain(&self.areas) });
             if only.is_some() && cpu.joined.get() == 1 {

@@ -19,12 +19,12 @@ pub struct SwiotlbUsage {
     pub least: u64,
     /// The size that the pool may grow to.
     pub limit: u64,
-    /// Bytes of metadata, of what leads to it by address, and of CPUs' magazines, beside the pool.
+    /// Bytes of metadata, of the directory, and of CPUs' magazines, beside the pool.
     pub overhead: u64,
 }
 
 impl<P: Platform, C: CopyMemory> Swiotlb<P, C> {
-    /// Reads the counters. Sums over all CPUs, and disturbs none. O(CPUs + areas).
+    /// Reads the counters. O(CPUs + areas).
     pub fn usage(&self) -> SwiotlbUsage {
         let (areas, shift) = (&self.areas, self.areas.slot_shift);
         let kept = self.cpus.peek().map(Cpu::kept).sum::<u64>();

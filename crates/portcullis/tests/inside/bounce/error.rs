@@ -12,11 +12,11 @@ sentences::sentences! {
         Full => "the queue's ring is full: commit what was unmapped, and unmap its oldest mapping";
         Pressure(pressure()) => "17 bytes in one piece needed, 18 free of 19; the limit is 20";
         List(MapListError::EmptyList) => "the list has no segments";
-        TooLong { len: 2, most: 1 } => "2 bytes in one piece: 1 to 1 can be had";
+        TooLong { len: 2, most: 1 } => "2 bytes in one piece: a mapping has 1 to 1";
         NoBuffer { bytes: 1, held: 2 } => "no 1 bytes of memory to copy through; the pool's slots hold 2";
         AllTaken { bytes: 0x1000 } =>
             "all buffers of 4096 bytes are taken, queues' mappings included: `PoolConfig::class_bytes` sets how many there are";
-        OutOfMemory => "nothing is mapped: the heap has no memory for the library's account of the mapping";
+        OutOfMemory => "nothing is mapped: the heap has no memory for the mapping's metadata";
         SharesLine { line: 0x40 } =>
             "a buffer for a device that is not coherent does not consist of whole lines of 64 bytes: align it and its length, or make its queue by `auto` or `bounce`, which copy";
         BeyondReach { last: 0xfff } =>

@@ -1,4 +1,4 @@
-//! Areas that come and go. An area that changes is *shut*: nobody takes its slots, and whoever would change it, too, takes another.
+//! Adds and removes areas. An area under change is *shut*: nobody takes its slots, and other changes take other areas.
 
 use alloc::boxed::Box;
 
@@ -11,8 +11,8 @@ use crate::platform::{FRAME_SIZE, Frames};
 use crate::sync::Ordering;
 
 impl Areas {
-    /// Gets memory for one more area that ends at `reach` at the most. Its slots are available when the result is dropped. `None` without a number,
-    /// memory, or memory within reach.
+    /// Gets memory for one more area that ends at `reach` at the most. Its slots are available when the result is dropped. `None` if all numbers are
+    /// in use, or there is no memory within reach.
     ///
     /// Context: allocates; takes no lock.
     pub fn add<C: Frames>(&self, memory: &C, reach: u64) -> Option<Shut<'_>> {
@@ -63,8 +63,8 @@ impl Areas {
         self.spaces[area].free.store(bits.free, Ordering::Relaxed);
     }
 
-    /// Makes the slots of the area number `area` unavailable, if all are free and more than `least` areas are there. `None` if not;
-    /// dropping the result opens the area again. Takes the area's lock.
+    /// Makes the slots of area `area` unavailable, if all are free and there are more than `least` areas. Dropping the result opens the area again.
+    /// Takes the area's lock.
     pub fn close(&self, area: usize, least: usize) -> Option<Shut<'_>> {
         let space = &self.spaces[area];
         let mut bits = space.bits.lock();
