@@ -1,9 +1,8 @@
-//! Claims on mappings of the pool's map: one caller owns each at a time. So a caller that comes too late, or panics, changes only mappings
-//! that it has claimed.
+//! Claims on mappings of the pool's map: one caller owns each at a time. So a caller that comes too late, or panics, changes only mappings that it
+//! has claimed.
 //!
-//! A mapping is claimed by its maker, then by the caller that unmaps it, and then by a trim, if its end was not confirmed or a call panicked.
-//! Each takes it under the map's lock, and stores its own number in the mapping's phase. The retry of confirmations, and the end of all
-//! mappings with the pool, are here, too.
+//! Its maker claims a mapping, then the caller that unmaps it, and then a trim, if its end was not confirmed or a call panicked. Each does so under
+//! the map's lock, by storing its own number in the mapping's phase. This module also retries confirmations, and ends all mappings with the pool.
 
 use core::ops::Bound;
 
@@ -17,12 +16,12 @@ use crate::invalidation::{Gather, SLICE};
 use crate::mapper::Mapper;
 use crate::platform::{CopyMemory, Platform};
 
-/// A caller that claims mappings of the map, by a number of its own. Dropped (something below has panicked), it leaves them to a trim.
+/// A caller that claims mappings of the map, by a number of its own. If a lower layer panics, the drop leaves them to a trim.
 pub(super) struct Claim<'a, M: Mapper, P: Platform, C: CopyMemory> {
     pool: &'a BouncePool<M, P, C>,
     number: u64,
-    /// A mapping that is out of the map, as its unmap was confirmed, or that never got into it; and whether its addresses leak. Its buffers are
-    /// still to be freed.
+    /// A mapping outside of the map, whose buffers are still to be freed: its unmap was confirmed, or it was never entered. And whether its addresses
+    /// leak.
     freed: Option<(Shared<Single>, bool)>,
 }
 
@@ -38,7 +37,7 @@ impl<M: Mapper, P: Platform, C: CopyMemory> Claim<'_, M, P, C> {
     }
 
     /// Enters a mapping, at whose addresses nothing is mapped yet, into the map, and claims it. If the map has another mapping at any of them,
-    /// returns this one and leaks its addresses: a caller has ended the other by number, and its owner may still unmap it.
+    /// returns this one and leaks its addresses: a caller has ended the other by address, and its owner may still unmap it.
     pub(super) fn enter(&mut self, place: Place, single: Single) -> Result<Shared<Single>, Single> {
         let Self { pool, number, freed } = self;
         let (single, entry) = place.fill(single, Phase::Taken(*number));
@@ -80,7 +79,7 @@ impl<M: Mapper, P: Platform, C: CopyMemory> Claim<'_, M, P, C> {
         self.done();
     }
 
-    /// Takes the claimed mapping at `start` out of the map. It goes on without the map.
+    /// Takes the claimed mapping at `start`, which has no buffers, out of the map.
     pub(super) fn forget(&self, start: Iova) -> Changing<'_, M, P> {
         self.pool.with_singles(|map| {
             let range = in_hand(map, start, self.number).single.range;
@@ -155,8 +154,8 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
         self.domain.platform().with_cpu(|_| self.singles.with(f))
     }
 
-    /// Calls `f` with one entry after the other, until it stops. Takes the lock, with a CPU lent, for 64 entries at a time, so that neither
-    /// is held for long. Mappings that come or go meanwhile may be missed. Begins at `from`, and leaves there where to go on.
+    /// Calls `f` with one entry after the other, until it stops. Takes the lock, with a CPU lent, for 64 entries at a time, so that neither is held
+    /// for long. Misses mappings that come or go meanwhile. Begins at `from`, and stores there where to continue.
     pub(super) fn visit(&self, from: &mut Bound<Iova>, mut f: impl FnMut(&Entry) -> Look) {
         let mut slice = |map: &mut Map| map.visit(from, SLICE, &mut f);
         while self.singles.count() > 0 && self.with_singles(&mut slice) {}
@@ -180,7 +179,7 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
         claim
     }
 
-    /// Removes the translations of mappings at which a mapper has panicked, one after the other.
+    /// Removes the translations of torn mappings, one after the other.
     fn unlink_torn(&self, claim: &Claim<'_, M, P, C>, gather: &mut Gather) {
         loop {
             let mut torn = None;
@@ -232,7 +231,7 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
             };
             let Some((range, phase, is_direct)) = self.with_singles(next) else { return };
             from = Bound::Excluded(range.start());
-            // Unlinked mappings are only gathered: another caller's translation may have been met there.
+            // Mappings that are unmapped already are only gathered: another caller may have a translation there.
             if is_direct {
                 drop(self.with_singles(|map| map.remove(range.start())));
             } else if matches!(phase, Phase::Unconfirmed | Phase::Trying(_)) {

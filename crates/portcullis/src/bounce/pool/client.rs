@@ -1,10 +1,10 @@
-//! What a map knows of its device, and of its list: each step of it gets both.
+//! What each step of a map knows of its device and of its list.
 
 use super::config::DeviceProfile;
 use super::slot::Terms;
 use crate::addr::PhysSegment;
 
-/// Set in the group of mappings by number. So a mapping that was ended by its address is no queue's.
+/// Set in the group of mappings by address, so that a call by address ends or syncs no queue's mapping.
 const BY_NUMBER: u64 = 1 << 33;
 
 /// A device as its pool sees it.
@@ -13,12 +13,13 @@ pub(crate) struct Client {
     pub(super) profile: DeviceProfile,
     pub(super) group: u64,
     pub(super) reaches_slots: bool,
-    /// Address bits that must be 0 where a buffer begins and ends, for the device to be given its granules.
+    /// For an untrusted device the granule's offset mask, else 0. A buffer that begins or ends with any of these bits set shares a granule with other
+    /// data, so the device does not get its granules.
     pub(super) inside: u64,
 }
 
 impl Client {
-    /// The same device, for mappings that are found by their addresses: their group is the device's, but no queue's.
+    /// The same device, for mappings that are ended by address: their group is none of its queues' groups.
     #[inline]
     pub(crate) fn by_number(self) -> Self {
         Self { group: self.group | BY_NUMBER, ..self }
@@ -36,7 +37,6 @@ impl Client {
     }
 }
 
-/// A mapping to make.
 #[derive(Clone, Copy)]
 pub(super) struct Request<'c, 'r> {
     pub client: &'c Client,
@@ -44,6 +44,6 @@ pub(super) struct Request<'c, 'r> {
     /// Where the list begins, and the bytes of the mapping.
     pub origin: PhysSegment,
     pub terms: Terms,
-    /// The buffers are filled now; else by a later sync.
+    /// Whether the map fills the buffers; else a later sync does.
     pub copied: bool,
 }

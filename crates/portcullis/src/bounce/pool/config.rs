@@ -13,24 +13,23 @@ pub struct PoolConfig {
     pub threshold: u64,
     /// Bytes of I/O virtual addresses for each size class: a power of two, at least the rounded threshold. A class has as many slots as fit.
     pub class_bytes: u64,
-    /// The highest address of a slot. A device that does not reach all slots gets single-use buffers.
+    /// The highest address of a slot. A device that does not reach all slots gets single-use buffers, each of which is mapped and unmapped.
     pub limit: Iova,
     /// For an untrusted device's mapping above the threshold that does not cover whole granules: bounce only its unaligned head and tail, and map
     /// the middle. Otherwise all of it is bounced.
     pub split: bool,
     /// Zero each buffer when its mapping ends.
     pub wipe: bool,
-    /// Nanoseconds for which buffers may be idle. The platform's timer looks this often. It evicts buffers in depots that no map has wanted since
-    /// it looked last, so within twice the time; and buffers in per-CPU magazines only when no mapping at all went through a slot in between. At
-    /// least a millisecond; `u64::MAX` for never.
+    /// Nanoseconds between two runs of the platform's timer: at least a millisecond; `u64::MAX` for never. It evicts buffers in depots that no map
+    /// has needed since it ran last, so within twice the time; and buffers in per-CPU magazines if no mapping at all went through a slot in between.
     pub idle_ns: u64,
     /// Bytes of idle buffers that the timer leaves.
     pub keep_bytes: u64,
 }
 
 impl Default for PoolConfig {
-    /// Mappings of up to 128 KiB, 32 MiB of addresses for each class (8,192 slots of 4 KiB, 256 of 128 KiB) anywhere, large mappings split.
-    /// Buffers are idle for a second at the least before the timer evicts them.
+    /// Mappings of up to 128 KiB, 32 MiB of addresses for each class (8,192 slots of 4 KiB, 256 of 128 KiB) anywhere, large mappings split, and a
+    /// timer each second.
     fn default() -> Self {
         Self {
             threshold: 128 << 10,
@@ -48,9 +47,8 @@ impl Default for PoolConfig {
 const MOST_SLOTS_SHIFT: u32 = 28;
 
 impl PoolConfig {
-    /// The same, with all slots within `last` ([`DmaMask::last`](crate::dma::DmaMask::last)), for devices that reach no further: a device that
-    /// does not reach a slot gets single-use buffers, each of which is mapped and unmapped. Each class gets at most a sixteenth of these
-    /// addresses. Returned unchanged if a class would hold no slot of the threshold's size.
+    /// The same, with all slots within `last` ([`DmaMask::last`](crate::dma::DmaMask::last)), for devices that reach no further. Each class gets at
+    /// most a sixteenth of these addresses. Returned unchanged if a class would hold no slot of the threshold's size.
     ///
     /// ```
     /// # use portcullis::bounce::PoolConfig;
@@ -74,7 +72,7 @@ impl PoolConfig {
         }
         let classes = (largest / granule.bytes()).trailing_zeros() + 1;
         let bytes = self.class_bytes;
-        // A slot's number times its size must fit into 64 bits: each class takes one bit more.
+        // The largest slot's number times its size must fit into 64 bits: a bit more for each class.
         let most = granule.bytes().saturating_mul(1 << MOST_SLOTS_SHIFT).min(1 << (u64::BITS - classes));
         if !bytes.is_power_of_two() || bytes < largest || bytes > most {
             return Err(SetupError::ClassBytes { bytes, least: largest, most });
@@ -126,13 +124,13 @@ pub struct PoolUsage {
     pub unconfirmed_bytes: u64,
     /// Mappings with addresses of their own: single-use buffers, split mappings and lists with gaps, including unconfirmed ones.
     pub singles: u64,
-    /// Leaked slots: another caller's translation was met at their addresses.
+    /// Leaked slots: another caller has changed the translations at their addresses.
     pub lost_slots: u64,
     /// Mappings made through slots so far.
     pub bounced: u64,
     /// Of `bounced`, mappings whose buffer came from the CPU's magazine.
     pub reused: u64,
-    /// Bytes of the pool's own account: they remain when everything is unmapped and trimmed.
+    /// Bytes of the pool's metadata, which remain when everything is unmapped and trimmed.
     pub bookkeeping_bytes: usize,
 }
 

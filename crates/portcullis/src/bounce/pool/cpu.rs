@@ -1,9 +1,9 @@
 //! Per-CPU magazines: two for each class and kind of permission. Only their CPU changes them, so it takes and frees a slot without a lock.
 //!
-//! A magazine is a linked list of free slots that moves between a CPU and the [depot](super::depot) as a whole (Bonwick and Adams, "Magazines
-//! and Vmem", 2001). The CPU pops from and pushes to the *loaded* one, newest slot first, whose buffer is still in its cache. A full loaded
-//! magazine becomes the *previous* one, and the former previous one goes to the depot: so a CPU that maps and unmaps around a magazine's
-//! border does not visit the depot. Each operation touches a few words, however many slots there are.
+//! A magazine is a linked list of free slots that moves between a CPU and the [depot](super::depot) as a whole (Bonwick and Adams, "Magazines and
+//! Vmem", 2001). The CPU pops from and pushes to the *loaded* one, newest slot first, whose buffer is still in its cache. A full loaded magazine
+//! becomes the *previous* one, and the former previous one goes to the depot: so a CPU that alternates between maps and unmaps at a magazine's end
+//! does not visit the depot each time. Each operation is O(1).
 
 use core::mem::MaybeUninit;
 
@@ -58,7 +58,7 @@ impl Words {
 }
 
 impl Cpu {
-    /// Makes an empty one in `place`. It takes several KiB, too much for a stack.
+    /// Makes an empty one in `place`, as it takes several KiB.
     pub(super) fn make_in(place: &mut MaybeUninit<Self>) -> &mut Self {
         let at = place.as_mut_ptr();
         // SAFETY: each write is to a field of the caller's place, or an element of one; after them all are initialised.
@@ -103,7 +103,8 @@ impl Cpu {
         self.pop_if(slots, class, kind, |_| true).map(|(index, _)| index)
     }
 
-    /// Puts a slot into the loaded magazine, which holds at most `most`. Returns the magazine that must go to the depot for it.
+    /// Pushes a slot onto the loaded magazine, of `most` slots at most. If that was full, returns the previous magazine, unless it was empty: the
+    /// caller gives it to the depot.
     #[inline]
     pub(super) fn push(
         &self,
@@ -130,7 +131,7 @@ impl Cpu {
         self.magazines[class][kind].loaded.set(magazine);
     }
 
-    /// Passes every magazine to `out`, with its class and kind. If `out` panics, the others stay.
+    /// Passes every magazine to `out`, with its class and kind. If `out` panics, the later ones stay.
     pub(super) fn drain(&self, mut out: impl FnMut(usize, usize, Magazine)) {
         for (class, kinds) in self.magazines.iter().enumerate() {
             for (kind, magazines) in kinds.iter().enumerate() {

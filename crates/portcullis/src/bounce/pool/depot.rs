@@ -1,16 +1,12 @@
-//! The depot of a class, which all CPUs share: magazines that CPUs had no room for, slots without a buffer, and slots whose buffer is unmapped
-//! but may still be reached. Each slot is in at most one of these lists.
-//!
-//! Each class has one lock, taken once for a whole magazine. Every operation touches a few words, however many slots there are.
+//! The depot of a class, which all CPUs share under one lock: magazines that CPUs had no room for, slots without a buffer, and slots whose buffer is
+//! unmapped but may still be reached. Each slot is in at most one of these lists. Each operation is O(1).
 
 use super::slot::{Magazine, Phase, Slot};
 
 const MOST_IN_BLOCK: usize = 1024;
 
-/// Slots that were never used.
-///
-/// CPUs prefetch lines in pairs, so two CPUs whose slots have their words in one pair slow each other down. Fresh slots go to different CPUs
-/// one after the other. So of a block of slots the even ones are handed out first, and then the odd ones.
+/// Slots that were never used. CPUs prefetch lines in pairs, so slots 2n and 2n + 1 of two CPUs are falsely shared. Consecutive fresh slots usually
+/// go to different CPUs. So a block hands out its even slots first, and then its odd ones.
 #[derive(Debug, Default)]
 struct Fresh {
     first: usize,
@@ -30,9 +26,9 @@ impl Fresh {
     fn take(&mut self) -> Option<usize> {
         let mask = (1 << self.block_shift) - 1;
         let inside = self.taken & mask;
-        // Rotated by one bit: the even numbers come first, and then the odd ones.
-        let turned = (inside << 1 | inside << 1 >> self.block_shift) & mask;
-        let slot = self.first + (self.taken & !mask) + turned;
+        // Even numbers first, then the odd ones.
+        let rotated = (inside << 1 | inside << 1 >> self.block_shift) & mask;
+        let slot = self.first + (self.taken & !mask) + rotated;
         (slot < self.end).then(|| {
             self.taken += 1;
             slot
@@ -42,10 +38,12 @@ impl Fresh {
 
 #[derive(Debug, Default)]
 pub(super) struct Depot {
-    /// For each kind of permission, the link to the first slot of the first magazine, and the slots of all magazines.
+    /// For each kind of permission, a stack of magazines: the link to the newest one's first slot, which links the next ([`Slot::magazine`]), and the
+    /// number of slots of all.
     magazines: [Magazine; 3],
-    /// For each kind, the fewest slots since the timer looked last: no map has wanted these.
-    least: [u64; 3],
+    /// For each kind, the minimum of `magazines`' slots since the timer looked last. These are outside of the working set, as Bonwick and Adams call
+    /// it: no map has needed them.
+    minimum: [u64; 3],
     /// Slots whose buffer was freed.
     empty: Magazine,
     fresh: Fresh,
@@ -54,10 +52,10 @@ pub(super) struct Depot {
     /// Slots with a buffer, wherever they are, and their peak.
     pub buffers: u64,
     pub peak: u64,
-    /// Leaked slots: another caller's translation was met at their addresses.
+    /// Leaked slots: another caller has changed the translations at their addresses.
     pub lost: u64,
-    /// Mappings through slots that came from no magazine of a CPU.
-    pub bounced: u64,
+    /// Mappings through slots that no [`Cpu::reused`](super::cpu::Cpu::reused) counts.
+    pub not_reused: u64,
 }
 
 impl Depot {
@@ -75,13 +73,13 @@ impl Depot {
     }
 
     pub(super) fn take(&mut self, slots: &[Slot], kind: usize) -> Option<Magazine> {
-        let magazine = self.take_unnoticed(slots, kind);
-        self.notice(kind);
+        let magazine = self.take_uncounted(slots, kind);
+        self.count_demand(kind);
         magazine
     }
 
-    /// As [`take`](Self::take), but the timer does not see it as demand: some of it may come back.
-    pub(super) fn take_unnoticed(&mut self, slots: &[Slot], kind: usize) -> Option<Magazine> {
+    /// As [`take`](Self::take), without [counting](Self::count_demand) a demand: for callers that may put slots back.
+    pub(super) fn take_uncounted(&mut self, slots: &[Slot], kind: usize) -> Option<Magazine> {
         let all = &mut self.magazines[kind];
         let Magazine { link: next, slots } = slots.get(all.first()?)?.magazine();
         let magazine = Magazine { link: all.link, slots };
@@ -89,16 +87,16 @@ impl Depot {
         Some(magazine)
     }
 
-    /// Updates the fewest slots of `kind` since the timer looked last.
-    pub(super) fn notice(&mut self, kind: usize) {
+    /// Lowers the minimum of `kind` to the present number of slots.
+    pub(super) fn count_demand(&mut self, kind: usize) {
         let free = self.free_of(kind);
-        let least = &mut self.least[kind];
-        *least = (*least).min(free);
+        let minimum = &mut self.minimum[kind];
+        *minimum = (*minimum).min(free);
     }
 
     /// Puts one slot onto the newest magazine, or into a new one if that has `most` slots.
     pub(super) fn put_one(&mut self, slots: &[Slot], kind: usize, index: usize, most: u64) {
-        let mut magazine = self.take_unnoticed(slots, kind).unwrap_or_default();
+        let mut magazine = self.take_uncounted(slots, kind).unwrap_or_default();
         if magazine.slots >= most {
             self.put(slots, kind, core::mem::take(&mut magazine));
         }
@@ -107,10 +105,10 @@ impl Depot {
     }
 
     pub(super) fn take_one(&mut self, slots: &[Slot], kind: usize) -> Option<usize> {
-        let mut magazine = self.take_unnoticed(slots, kind)?;
+        let mut magazine = self.take_uncounted(slots, kind)?;
         let (index, _) = magazine.pop(slots)?;
         self.put(slots, kind, magazine);
-        self.notice(kind);
+        self.count_demand(kind);
         Some(index)
     }
 
@@ -122,10 +120,10 @@ impl Depot {
         self.magazines.iter().map(|magazine| magazine.slots).sum()
     }
 
-    /// The slots of `kind` that no map has wanted since the last call.
+    /// The slots of `kind` that no map has needed since the last call.
     pub(super) fn unwanted(&mut self, kind: usize) -> u64 {
         let free = self.free_of(kind);
-        core::mem::replace(&mut self.least[kind], free)
+        core::mem::replace(&mut self.minimum[kind], free)
     }
 
     pub(super) fn take_empty(&mut self, slots: &[Slot]) -> Option<usize> {
@@ -151,7 +149,7 @@ mod tests {
     use alloc::collections::BTreeSet;
     use alloc::vec::Vec;
 
-    /// The timer trims what no map has wanted: a slot that is put back by itself was wanted by none, and one that is taken by itself is one.
+    /// A slot that is put back by itself is no demand for its magazine, and one that is taken by itself is a demand for one slot.
     #[test]
     fn a_single_slot_is_not_a_whole_magazine_of_demand() {
         const FULL: u64 = 4;

@@ -39,8 +39,8 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BounceDevice<M, P, C> {
         Ok(Self { pool, client })
     }
 
-    /// The same device, with slots for the ends of lists, which it reaches by addresses of the lists' own: each byte has the same offset in its slot
-    /// as in its granule.
+    /// The same device, for slots that stand in for the ends of lists. It reaches their memory at the list's addresses, so the slots' own need not be
+    /// in reach; and each byte has the same offset in its slot as in its granule.
     pub(crate) fn for_ends(&self) -> Self {
         let offset_mask = self.pool.domain.granule().offset_mask();
         let profile = DeviceProfile { mask: u64::MAX, offset_mask, ..self.client.profile };
@@ -48,8 +48,8 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BounceDevice<M, P, C> {
         Self { pool: self.pool.clone(), client }
     }
 
-    /// How to cut a list that the device [may not be given](Self::look_at), so that it is given the middle; and the list's bytes. `None` where
-    /// it may be given nothing of it.
+    /// How to cut a list that the device [may not get](Self::look_at), so that it gets the middle; and the list's bytes. `None` where it gets
+    /// nothing.
     pub(crate) fn cut(&self, list: &[PhysSegment]) -> Result<Option<(Cut, u64)>, MapListError> {
         let len = total(list)?;
         let cut = cut(list, len, self.pool.domain.granule()).filter(|_| self.pool.config.split);
@@ -73,7 +73,7 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BounceDevice<M, P, C> {
         mapping.ok().flatten().map(|mapping| mapping.iova())
     }
 
-    /// Maps directly a list of any length, of which the device may have [all granules](Client::look_at).
+    /// Maps a list of any length directly. The device may have [all of its granules](Client::look_at).
     ///
     /// # Safety
     /// As [`map`](Self::map).
@@ -122,14 +122,12 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BounceDevice<M, P, C> {
     /// From the CPU's magazine: O(len) for the copy, O(1) for the rest; no lock, no allocation, and no atomic read-modify-write (two, and maybe an
     /// allocation, for a list). A slot that moves to another group is zeroed.
     ///
-    /// Context: otherwise allocates memory, tables and its account, and may wait for hardware and for other CPUs' exclusive sections where memory,
-    /// slots or addresses are exhausted. The caller holds no lock and no CPU.
+    /// Context: otherwise allocates memory, tables and metadata, and may wait for hardware and for other CPUs' exclusive sections where memory, slots
+    /// or addresses are exhausted. The caller holds no lock and no CPU.
     ///
     /// # Errors
     /// [`DmaMapError`]: nothing is mapped, and nothing leaks. After [`MapListError::Unconfirmed`] devices may reach entries of the list until a flush
     /// of the domain succeeds.
-    ///
-    /// [`MapListError::Unconfirmed`]: crate::domain::MapListError::Unconfirmed
     ///
     /// # Safety
     /// The mapping *lasts* until [`unmap`](BouncePool::unmap) of it has returned `Ok` (and, if it is mapped and not copied, the flush that a lazy
@@ -152,10 +150,7 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BounceDevice<M, P, C> {
 }
 
 impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
-    /// Makes the client of a device with this profile.
-    ///
-    /// # Errors
-    /// [`SetupError::OffsetMask`]: the bits to keep are not the lowest, or reach beyond a granule's offset.
+    /// Makes the client of a device with this profile. Errors as for [`BounceDevice::new`].
     pub(crate) fn client(&self, profile: DeviceProfile) -> Result<Client, SetupError> {
         let mask = profile.offset_mask;
         let inside = self.domain.granule().offset_mask();
@@ -167,8 +162,8 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
         Ok(Client { profile, group, reaches_slots, inside: if profile.untrusted { inside } else { 0 } })
     }
 
-    /// As [`BounceDevice::map`], for `client`. Calls `counted` with the CPU if its magazine has the slot, as nearly always. If all mappings of a
-    /// direction in which devices write ask for a copy-in, `FILLED` puts them on the fast path, too.
+    /// As [`BounceDevice::map`], for `client`. Calls `counted` with the CPU if its magazine has the slot, as nearly always. `FILLED` puts mappings
+    /// with a copy-in on the fast path, too; then all of the caller's `FromDevice` mappings must ask for one.
     ///
     /// # Safety
     /// As [`BounceDevice::map`].
@@ -217,7 +212,7 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
         Some(unsafe { self.fill(slot, place, piece, None, (terms, true)) })
     }
 
-    /// The slow path, for any mapping. Buffers are filled now, if the second of `how` is set; else by a later sync.
+    /// The slow path, for any mapping. Fills the buffers if the second of `how` is set; else a later sync does.
     ///
     /// # Safety
     /// As [`BounceDevice::map`].
@@ -230,7 +225,7 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
         how: (Attributes, bool),
     ) -> Result<PoolMapping<'a>, DmaMapError> {
         let mut request = self.request(client, list, direction, how)?;
-        // One after the other, as the callees of either take much of the stack.
+        // Two calls out of line, so that only one's frames are on the stack.
         // SAFETY: clauses 1 to 3 are the caller's.
         if let Some(mapping) = unsafe { self.map_in_any_slot(&request) }? {
             return Ok(mapping);
@@ -239,7 +234,7 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
         unsafe { self.map_otherwise(&mut request) }
     }
 
-    /// Checks the sums of a list.
+    /// Makes the request of a map, and checks the sums of its list.
     fn request<'c, 'r>(
         &self,
         client: &'c Client,

@@ -1,4 +1,4 @@
-//! Guards for slots that a caller owns, so that none leaks: if a call below panics, they put the slot into the depot, or leave it to a trim.
+//! Guards for slots between two owners. If a lower layer panics, the guard puts the slot into the depot or leaves it to a trim, so that none leaks.
 
 use super::BouncePool;
 use super::slot::{Magazine, NO_GROUP, Phase};
@@ -36,7 +36,7 @@ impl<M: Mapper, P: Platform, C: CopyMemory> Drop for Held<'_, M, P, C> {
     }
 }
 
-/// A slot that gets memory. Dropped, it goes back where it came from; or, with memory that devices may reach, to a trim.
+/// A slot that gets memory. Dropped, it goes back to the slots without a buffer; or, with memory that devices may reach, to a trim.
 pub(super) struct Populating<'a, M: Mapper, P: Platform, C: CopyMemory> {
     pool: &'a BouncePool<M, P, C>,
     class: usize,
@@ -62,7 +62,7 @@ impl<M: Mapper, P: Platform, C: CopyMemory> Drop for Populating<'_, M, P, C> {
     }
 }
 
-/// Evicted slots: their buffers are unmapped, and not yet confirmed. Dropped, they wait for a later trim.
+/// Evicted slots: their buffers are unmapped, but not yet confirmed to be. Dropped, they wait for a later trim.
 pub(super) struct Evicted<'a, M: Mapper, P: Platform, C: CopyMemory> {
     pool: &'a BouncePool<M, P, C>,
     pub list: Magazine,
@@ -92,8 +92,8 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
         self.held(class, kind, magazine).store();
     }
 
-    /// A guard for the free slot `index`, which this caller owns, between a list and a mapping, until it is lent or listed. Dropped, the slot goes to
-    /// the depot, and no device may find the bytes of its buffer.
+    /// A guard for the free slot `index`, which this caller owns, until a mapping or a list has it. Dropped, the slot goes to the depot, and is
+    /// zeroed before its next use.
     #[inline(always)]
     pub(super) fn in_hand(&self, class: usize, kind: usize, index: usize) -> Guard<impl FnMut()> {
         Guard::new(move || self.take_from_hand(class, kind, index))

@@ -1,7 +1,6 @@
-//! The addresses of slots: one range, cut into an equal piece for each size class, and each piece into slots. Each address of the range is in
-//! exactly one slot.
-//!
-//! All sizes are powers of two, so shifts find an address's class and slot. Slots of all classes are numbered through, the smallest class first.
+//! The addresses of slots: one range, cut into an equal piece for each size class, and each piece into slots. Each address of the range is in exactly
+//! one slot. All sizes are powers of two, so shifts find an address's class and slot. Slots are numbered consecutively across all classes, the
+//! smallest class first.
 
 use crate::addr::{Iova, IovaRange, PageSize};
 use crate::broken::broken;
@@ -12,7 +11,7 @@ pub(super) const MOST_CLASSES: usize = 10;
 /// Room for all classes, a power of two, so that indexing needs no check.
 pub(super) const CLASS_ROOM: usize = MOST_CLASSES.next_power_of_two();
 
-/// Bytes of a full magazine's slots; their number is within the next two bounds.
+/// A full magazine holds slots of this many bytes together, but within the next two numbers of slots.
 const MAGAZINE_BYTES: u64 = 256 << 10;
 const LEAST_IN_MAGAZINE: u64 = 4;
 const MOST_IN_MAGAZINE: u64 = 64;
@@ -30,12 +29,11 @@ pub(super) struct Layout {
 
 #[derive(Debug, Clone, Copy, Default)]
 struct Size {
-    /// Where slot 0 would begin if all slots up to this class had its size and lay before it. Modulo 2^64: it may be negative.
+    /// The address of slot 0 if all slots had this class's size, modulo 2^64 (it may be negative): slot `i` is at `base + i * size`.
     base: u64,
     magazine: u64,
 }
 
-/// A slot, found by an address in it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Place {
     pub class: usize,
@@ -92,8 +90,8 @@ impl Layout {
     /// The class with the smallest slots that hold `bytes`, at least 1.
     #[inline]
     pub(super) fn class_of(&self, bytes: u64) -> Option<usize> {
-        // The bit length of the last granule's number; the appended one is for zero, which has no logarithm. For 0 bytes the subtraction wraps, and
-        // the class is larger than any.
+        // The bit length of the last granule's number; the appended one is for zero, which has no logarithm. For 0 bytes the subtraction wraps, to a
+        // class above all.
         let class = (bytes.wrapping_sub(1) >> self.granule_shift << 1 | 1).ilog2();
         (class < self.classes).then_some(class as usize)
     }

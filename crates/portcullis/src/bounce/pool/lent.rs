@@ -1,6 +1,5 @@
-//! Slots that a driver borrows as buffers of its own. Their memory stays mapped, and the pool copies nothing.
-//!
-//! To the pool a lent slot is a mapping of 0 bytes. So no trim frees its memory, and an unmap of its address copies nothing.
+//! Slots that the pool lends to a driver as buffers of its own. Their memory stays mapped, and the pool copies nothing: it treats a lent slot as a
+//! mapping of 0 bytes. So no trim frees its memory, and its unmap copies nothing.
 
 use super::BouncePool;
 use super::client::Client;
@@ -17,12 +16,10 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
     /// Lends a slot of at least `len` bytes, mapped for `direction`, to `client`, which reaches the slots. Returns its address for the device, and
     /// where its memory begins: both at a granule.
     ///
-    /// The device finds zeros in it, or bytes of its group's earlier mappings. So does the CPU if the device writes, but no bytes of a CPU.
-    /// A slot for both directions, which may hold some, is zeroed.
+    /// The device, and the CPU if the device writes, finds zeros in it, or bytes that devices of its group wrote or read there before; the CPU finds
+    /// no bytes of a CPU. A slot for both directions, which may hold some, is zeroed.
     ///
-    /// Cost and context as for [`BounceDevice::map`](super::BounceDevice::map) without a copy.
-    /// # Errors
-    /// [`DmaMapError`]: nothing is lent.
+    /// Cost and context as for [`BounceDevice::map`](super::BounceDevice::map) without a copy. After an error nothing is lent.
     #[inline]
     pub(crate) fn lend(
         &self,
@@ -72,13 +69,13 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
         direction: Direction,
     ) -> (Iova, PhysAddr) {
         let Some(buffer) = slot.buffer() else { broken("a slot in a magazine has a buffer") };
-        // If devices write, a wipe takes all of the slot.
+        // If devices write, a wipe zeroes all of the slot anyway.
         if direction == Direction::ToDevice && slot.dirty.get() < len {
             slot.dirty.set(len);
         }
         let terms = Terms { direction, copy_in: false, wipe: self.config.wipe, listed: false, offset: 0 };
-        // A mapping of 0 bytes copies nothing. The buffer stands for the original, which is not used.
-        slot.lend(terms, buffer, 0);
+        // A mapping of 0 bytes copies nothing, so the buffer may stand for the original.
+        slot.set_mapping(terms, buffer, 0);
         (Iova::new(self.layout.start_of(class, index)), buffer)
     }
 
@@ -92,7 +89,7 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
     pub(crate) unsafe fn take_lent_back(&self, iova: Iova) {
         let Some(place) = self.layout.find(iova) else { return };
         let Some(slot) = self.slots.get(place.index) else { return };
-        let Some((kind, offset)) = slot.lent_plainly::<false>() else {
+        let Some((kind, offset)) = slot.plain_mapping::<false>() else {
             // SAFETY: clauses 1 and 2 are the caller's.
             return unsafe { self.take_wiped_back(place, iova) };
         };
@@ -104,7 +101,7 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
         self.give_back(place.class, kind, place.index, |_| ());
     }
 
-    /// As [`take_lent_back`](Self::take_lent_back), for a slot that is zeroed then.
+    /// As [`take_lent_back`](Self::take_lent_back), for a slot that must be zeroed.
     ///
     /// # Safety
     /// As [`take_lent_back`](Self::take_lent_back).

@@ -1,4 +1,4 @@
-//! A mapping as its driver gets it: what its unmap needs, and the device's segments.
+//! A mapping as its driver gets it.
 
 use crate::addr::{DmaSegment, Iova, PageSize, PhysSegment};
 use crate::domain::DeviceView;
@@ -72,7 +72,7 @@ impl<'a> PoolMapping<'a> {
         let whole = DmaSegment { iova: self.iova, len: self.len };
         let (list, granule) = self.list.map_or((&[][..], PageSize::SIZE_4K), |parts| parts);
         let one = if self.list.is_none() { Some(whole) } else { None };
-        // Its sums were checked when the list was mapped.
+        // The list's sums were checked when it was mapped.
         let view = DeviceView::new(list, Some(self.iova.align_down(granule)), granule);
         one.into_iter().chain(view.flatten())
     }

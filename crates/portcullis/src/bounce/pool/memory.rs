@@ -1,5 +1,4 @@
-//! The memory of buffers: allocated (always zeroed), wiped, copied in pieces, unmapped, and freed. Callers ensure that no device reaches freed memory.
-//! Once the mapper has failed to remove a mapping of the pool's, nothing is confirmed any more, and so no memory is freed.
+//! Allocates (zeroed), wipes, copies, unmaps and frees the memory of buffers. Callers ensure that no device reaches freed memory.
 
 use super::BouncePool;
 use super::slot::{Slot, Toward};
@@ -18,11 +17,11 @@ struct Cursor<'a> {
 impl<'a> Cursor<'a> {
     fn new(pieces: &'a [PhysSegment], skip: u64) -> Self {
         let mut cursor = Self { pieces, at: skip };
-        cursor.settle();
+        cursor.skip_finished();
         cursor
     }
 
-    fn settle(&mut self) {
+    fn skip_finished(&mut self) {
         while let Some((first, rest)) = self.pieces.split_first()
             && self.at >= first.len
         {
@@ -38,7 +37,7 @@ impl<'a> Cursor<'a> {
 
     fn advance(&mut self, bytes: u64) {
         self.at += bytes;
-        self.settle();
+        self.skip_finished();
     }
 }
 
@@ -74,7 +73,7 @@ pub(super) unsafe fn copy_pieces<C: CopyMemory>(
 }
 
 impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
-    /// Allocates `bytes` bytes of zeroed memory, a multiple of the granule. Evicts nothing for it.
+    /// As [`alloc`](Self::alloc), but evicts nothing.
     pub(super) fn try_alloc(&self, bytes: u64) -> Option<PhysAddr> {
         self.memory.alloc(usize::try_from(bytes / FRAME_SIZE).ok()?)
     }
@@ -102,7 +101,7 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
     }
 
     /// Removes the translations of `range`, which the pool has made, and adds all of it to `gather`. Returns whether all were there. If not, another
-    /// caller has removed some by number, perhaps without an invalidation: the gather becomes everything, and the addresses must leak.
+    /// caller has removed some by address, perhaps without an invalidation: the gather becomes everything, and the addresses must leak.
     #[must_use]
     pub(super) fn unlink(&self, range: IovaRange, gather: &mut Gather) -> bool {
         let Unmapped { bytes, kept, .. } = self.domain.unlink(range, gather);
@@ -112,9 +111,9 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
         bytes == range.len()
     }
 
-    /// Waits until no device reaches what is in `gather`. If the mapper ever failed to remove a mapping of the pool's, returns an error
-    /// from then on. What was mapped as a whole can be unmapped as a whole, so such a mapper has broken its contract; it is unknown which
-    /// memory is safe, and none is freed.
+    /// Waits until no device reaches what is in `gather`. Once the mapper has failed to remove a mapping of the pool's, always returns an error. What
+    /// was mapped as a whole can be unmapped as a whole, so that mapper has broken its contract: the pool cannot know which memory is safe, and frees
+    /// none any more.
     pub(super) fn confirm(&self, gather: &Gather) -> Result<(), InvalidationError> {
         self.domain.confirm(gather)?;
         // Relaxed: either this caller counted them, or a caller whose slots it took over under the depot's lock did.

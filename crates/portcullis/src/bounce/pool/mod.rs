@@ -1,14 +1,13 @@
 //! A pool of bounce buffers that stay mapped, for the devices of one domain behind an IOMMU. It guarantees that no device reaches the original of a
 //! mapping that goes through a buffer, and that no device finds bytes of another [group](DeviceProfile::group)'s mappings in a buffer.
 //!
-//! Where changes of translations are expensive, it is cheaper to copy through a buffer that the device reaches anyway. That is strict, too: the
-//! device never reaches anything of the original.
+//! Where map, unmap and invalidation are expensive, copying through a buffer that stays mapped is cheaper. It is strict, too.
 //!
 //! The pool is cut into size classes, by powers of two. Each class has a fixed range of addresses and a fixed number of slots in it, so an address
-//! gives the slot by arithmetic. A slot gets memory when it is first used. The memory is mapped once and *stays mapped* when the mapping ends: it
-//! is then idle until the next mapping of its size and permissions. Each CPU keeps such slots in magazines of its own. So the fast path of a map
-//! and an unmap takes no lock and no atomic read-modify-write; for a list of pieces each takes two. (The mechanism is that of "Add dynamic iommu
-//! backed bounce buffers", David Stevens, 2021; the magazines are Bonwick's and Adams's.)
+//! gives the slot by arithmetic. A slot gets memory when it is first used. The memory is mapped once and *stays mapped* when the mapping ends: it is
+//! then idle until the next mapping of its size and permissions. Each CPU keeps such slots in magazines of its own. So the fast path of a map and an
+//! unmap takes no lock and no atomic read-modify-write; for a list each takes two exchanges. (The mechanism is that of "Add dynamic iommu backed
+//! bounce buffers", David Stevens, 2021; the magazines are Bonwick's and Adams's.)
 //!
 //! # The way of a mapping
 //! | mapping | way |
@@ -31,7 +30,7 @@
 //!
 //! # Memory
 //! The pool holds buffers in use, and idle ones. [`trim`](BouncePool::trim) frees idle ones, with one invalidation for all of them. So do a map that
-//! finds no memory, and the platform's timer for buffers that were idle [for long](PoolConfig::idle_ns). The pool's account remains
+//! finds no memory, and the platform's timer for buffers that were idle [for long](PoolConfig::idle_ns). The pool's metadata remains
 //! ([`PoolUsage::bookkeeping_bytes`], 64 bytes for each slot), and page tables until the domain [reclaims](Domain::reclaim) them.
 
 // Slots: `layout`, `slot`, `cpu`, `depot`. The pool's ordered map: `single`. Guards: `hands`. Each of the following uses the ones
@@ -91,9 +90,9 @@ use crate::sync::{AtomicU64, Mutex};
 ///
 /// Any number of CPUs may call its methods at once. One CPU at a time syncs or unmaps a mapping; it need not be the CPU that mapped it.
 ///
-/// Dropping the pool unmaps its buffers strictly and frees them. Open mappings through buffers then end without a copy; direct mappings stay. What
-/// the hardware does not confirm is leaked rather than freed. The platform holds the pool while it delivers an event, so the drop may come a
-/// moment after the last handle has gone: on the timer's thread, or on one that is releasing its CPU.
+/// Dropping the pool unmaps its buffers strictly and frees them. Open mappings through buffers then end without a copy; direct mappings stay. Buffers
+/// whose unmap the hardware does not confirm leak. The platform holds the pool while it delivers an event, so the drop may come a moment after the
+/// last handle has gone: on the timer's thread, or on one that is releasing its CPU.
 // On cache lines of its own: the count of its handles lies in front of it, and changes with each event.
 #[derive(Debug)]
 #[repr(align(128))]
@@ -108,9 +107,10 @@ pub struct BouncePool<M: Mapper, P: Platform, C: CopyMemory> {
     cpus: BiasedLock<Cpu>,
     depots: Box<[CachePadded<Mutex<Depot>>]>,
     singles: Singles,
-    /// When the timer looks for idle buffers; and the mappings through slots before it looked last.
+    /// When the timer looks for idle buffers next.
     look: Deadline,
-    bounced: AtomicU64,
+    /// [`PoolUsage::bounced`] when it looked last.
+    bounced_before: AtomicU64,
     /// Bytes that the mapper has failed to unmap.
     still_mapped: AtomicU64,
     /// Bits of work that maps have left to the timer.
@@ -121,7 +121,7 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
     /// Makes a pool of `domain`, whose buffers will come from `memory`. Reserves the slots' addresses, and registers the pool with the domain's
     /// platform for timers and released CPUs.
     ///
-    /// Context: allocates its account, O(slots). The caller holds no lock and no CPU.
+    /// Context: allocates its metadata, O(slots). The caller holds no lock and no CPU.
     ///
     /// # Errors
     /// [`SetupError`], with nothing kept: [`NotTranslated`](SetupError::NotTranslated), [`Threshold`](SetupError::Threshold),
@@ -158,7 +158,7 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
                 depots: depots,
                 singles: Singles::default(),
                 look: Deadline::default(),
-                bounced: AtomicU64::new(0),
+                bounced_before: AtomicU64::new(0),
                 still_mapped: AtomicU64::new(0),
                 wants: AtomicU64::new(0),
                 slots: slots,
@@ -203,7 +203,7 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
                 usage.cached_bytes += cached.min(depot.buffers) * bytes;
                 usage.unconfirmed_bytes += depot.retired.slots * bytes;
                 usage.lost_slots += depot.lost;
-                usage.bounced += depot.bounced;
+                usage.bounced += depot.not_reused;
             });
         }
         usage

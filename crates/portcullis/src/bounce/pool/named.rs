@@ -1,5 +1,5 @@
-//! Mappings through buffers, for callers that know only an address, anywhere in a mapping, and not its way: ends, and syncs of any part. An address
-//! that is in no such mapping of the caller's group gets `None` or an error, and changes nothing.
+//! Ends mappings through buffers, and syncs any part of them, for callers that know addresses but not the mapping's way. An address that is in no
+//! such mapping of the caller's group gets `None` or an error, and changes nothing.
 
 use core::ops::Bound;
 
@@ -22,9 +22,6 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
 
     /// Ends a mapping of `client`'s group through a slot, as [`unmap`](Self::unmap). With `copied`, the original gets the device's bytes. Calls
     /// `counted` with the CPU if that keeps the slot at once, as nearly always. `None` if the address lies in no slot.
-    ///
-    /// # Errors
-    /// As [`unmap`](Self::unmap).
     ///
     /// # Safety
     /// As [`unmap`](Self::unmap).
@@ -51,9 +48,6 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
     /// Ends a mapping of `client`'s group with buffers and addresses of its own, as [`end_in_slot`](Self::end_in_slot). `None` if the pool
     /// has none at the address.
     ///
-    /// # Errors
-    /// As [`unmap`](Self::unmap).
-    ///
     /// # Safety
     /// As [`unmap`](Self::unmap).
     #[cold]
@@ -73,11 +67,8 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
         }
     }
 
-    /// Copies `len` bytes from address `at` on, anywhere in a mapping of `client`'s group, as [`sync_toward`](Self::sync_toward) does. `None` if
-    /// the pool has nothing at the address: the domain may.
-    ///
-    /// # Errors
-    /// As [`sync_toward`](Self::sync_toward).
+    /// Syncs `len` bytes from address `at` on, anywhere in a mapping of `client`'s group, as [`sync_toward`](Self::sync_toward). `None` if the pool
+    /// has no mapping at the address: the domain may.
     ///
     /// # Safety
     /// As [`sync_toward`](Self::sync_toward), for the mapping that has the address.
@@ -91,11 +82,11 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
         let nothing = DmaUnmapError::NotMapped { iova: at };
         if let Some(place) = self.layout.find(at) {
             let slot = &self.slots[place.index];
-            let Some(terms) = slot.lent().filter(|_| slot.whose() == client.group) else {
+            let Some(terms) = slot.terms().filter(|_| slot.whose() == client.group) else {
                 return Some(Err(nothing));
             };
             let begin = Iova::new(place.start + terms.offset);
-            // For an address before the mapping, this exceeds every mapping.
+            // For an address before the mapping this wraps, and exceeds every length.
             let offset = at.get().wrapping_sub(begin.get());
             // SAFETY: clauses 1 and 2 are the caller's, for this mapping.
             return Some(unsafe { self.sync(begin, offset, len, into) });
@@ -123,7 +114,7 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
     ) -> Result<(), DmaUnmapError> {
         let mut result = Ok(());
         for (index, slot) in self.slots.iter().enumerate() {
-            let Some(terms) = slot.lent().filter(|_| slot.whose() == client.group) else { continue };
+            let Some(terms) = slot.terms().filter(|_| slot.whose() == client.group) else { continue };
             let class = self.layout.class_of_slot(index);
             let start = self.layout.start_of(class, index);
             let (iova, len) = (Iova::new(start | terms.offset), slot.origin().len);

@@ -1,5 +1,5 @@
-//! Mappings with addresses of their own: map, sync and unmap. A mapping with buffers is in the pool's map from before it is mapped until no device
-//! reaches it, so its buffers are not freed earlier.
+//! Mappings with addresses of their own: map, sync and unmap. A mapping with buffers enters the pool's map before it is mapped, and stays there until
+//! no device reaches it, so its buffers are not freed earlier.
 
 use alloc::vec::Vec;
 
@@ -22,7 +22,7 @@ use crate::sync::{Ordering, fence};
 
 pub(super) type Taken<'a, M, P, C> = (Claim<'a, M, P, C>, Shared<Single>);
 
-/// The end of direct mappings. (Mappings with buffers end strictly, as the buffers go back to an allocator.)
+/// How a direct mapping ends. (Mappings with buffers end strictly, as the buffers go back to an allocator.)
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Rule<'a> {
     /// By the policy of its device, which is read when it ends; by the domain's, if the device has none.
@@ -31,8 +31,8 @@ pub(crate) enum Rule<'a> {
 }
 
 impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
-    /// Maps through buffers of the mapping's own: all of it; or, with a `cut`, only the ends of a list that has more than a granule, and whose pieces
-    /// touch: the offset is then the one in the granule.
+    /// Maps through buffers of the mapping's own: all of it; or, with a `cut`, only the ends. The list then has more than a granule, its pieces
+    /// touch, and the offset is the one in the granule.
     ///
     /// # Safety
     /// As [`BounceDevice::map`](super::BounceDevice::map); and a `cut` is [`Cut::of`] this list, so that its ends are no longer than the list.
@@ -55,8 +55,7 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
         unsafe { self.map_through(request, cut, bytes, buffers) }
     }
 
-    /// Maps `bytes` bytes of granules through `buffers`. Out of line, as the allocation needs much of the stack before this, where it
-    /// trims.
+    /// Maps `bytes` bytes of granules through `buffers`. Out of line, so that its frame is not on the stack of the allocation before it.
     ///
     /// # Safety
     /// As [`BounceDevice::map`](super::BounceDevice::map), clauses 1 to 3. 4. The caller owns `buffers`, which [`alloc`](Self::alloc) returned. They
@@ -110,7 +109,7 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
     ) -> Result<Shared<Single>, DmaMapError> {
         let Request { client, origin: PhysSegment { len, .. }, terms, copied, .. } = *request;
         let mut claim = self.claim();
-        // Each round but the last leaks addresses of another mapping, which a caller has ended by number before its owner did.
+        // Each round but the last leaks addresses of another mapping, which a caller has ended by address before its owner did.
         let single = loop {
             let memory = || Place::new().map_err(|OutOfMemory| DmaMapError::OutOfMemory);
             let reserve = |place| match self.domain.reserve(bytes, Iova::new(client.profile.mask)) {
@@ -139,8 +138,8 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
         unsafe { self.link_single(claim, single, linked) }
     }
 
-    /// Enters the granules of `linked` at the addresses of `single`, which `claim` has entered. Out of line, as the caller needs much of the stack
-    /// before this, for addresses.
+    /// Enters the granules of `linked` at the addresses of `single`, which `claim` has entered. Out of line, so that its frame is not on the stack of
+    /// the reservation before it.
     ///
     /// # Safety
     /// As [`enter_single`](Self::enter_single).
@@ -174,8 +173,8 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
         Err(failed.error.into())
     }
 
-    /// Leaves a mapping whose unmap is not confirmed, with its buffers and addresses, to a later trim. Its bytes of the original count as
-    /// open until a flush is confirmed, which the domain retries.
+    /// Leaves a mapping whose unmap is not confirmed, with its buffers and addresses, to a later trim. Its directly mapped bytes count as open until
+    /// the domain has confirmed a flush, which it retries.
     fn wait_for_trim(&self, single: &Single) {
         let open = single.range.len().saturating_sub(single.parts.buffer_bytes());
         if open > 0 {
@@ -202,11 +201,8 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
         Ok(self.end_direct(rule, range, range.len().saturating_sub(len))?)
     }
 
-    /// Claims the mapping of `len` bytes at `iova`, in the granules `range`; of `group`, if one is given. `None` if the map knows nothing of these
-    /// addresses.
-    ///
-    /// # Errors
-    /// [`DmaUnmapError`]: the map has another mapping there. Nothing is changed.
+    /// Claims the mapping of `len` bytes at `iova`, in the granules `range`; of `group`, if one is given. `None` if the map has none of these
+    /// addresses. An error, with nothing changed, if it has another mapping there.
     pub(super) fn take_single(
         &self,
         (range, iova, len): (IovaRange, Iova, u64),
@@ -216,7 +212,7 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
             return Ok(None);
         }
         let claim = self.claim();
-        // The caller may have given up its only token for this call: if the search panics, the addresses leak.
+        // The caller may have given up its only token: if the search panics, the addresses leak.
         let changing = self.domain.changing(range);
         let found = self.with_singles(|map| find(map, range, iova, Some(len), (Some(claim.number()), group)));
         changing.done();
@@ -246,7 +242,7 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
     ) -> Result<(), DmaUnmapError> {
         let start = single.range.start();
         if single.parts.buffers.is_empty() {
-            // First out of the map: once the domain has the addresses, anybody may own them.
+            // Out of the map first: once the domain has the addresses, it may hand them out again.
             let changing = claim.forget(start);
             changing.done();
             claim.done();
@@ -288,12 +284,12 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
         claim.set(start, Phase::Unconfirmed, lost);
         claim.done();
         self.wait_for_trim(single);
-        // A device that never had any of the original does not have it now. The buffers wait for a trim.
+        // Without a middle no device ever reached the original, so the driver's unmap has succeeded. The buffers wait for a trim.
         if single.parts.middle.is_empty() { Ok(()) } else { Err(DmaUnmapError::Unconfirmed { error }) }
     }
 
-    /// Syncs `len` bytes from `offset` on of a mapping with addresses outside of the slots. A direct mapping needs no copy, and except for lists with
-    /// gaps the map does not know it: then this does nothing.
+    /// Syncs `len` bytes from `offset` on of a mapping with addresses outside of the slots. A direct mapping needs no copy, and is in the map only if
+    /// it is a list with gaps: for any other address this does nothing.
     ///
     /// # Safety
     /// As [`sync_toward`](Self::sync_toward).
@@ -337,7 +333,7 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
     #[inline(never)]
     unsafe fn copy_single(&self, single: &Single, (offset, len): (u64, u64), into: Toward) {
         let Parts { list, buffers, middle, .. } = &single.parts;
-        // The buffers hold the bytes before and behind the middle, one after the other.
+        // The buffers hold the bytes before the middle, and then those after it.
         let behind = (middle.end, single.len, middle.end - middle.start);
         for (first, end, skipped) in [(0, middle.start, 0), behind] {
             let (from, to) = (offset.max(first), (offset + len).min(end));

@@ -1,5 +1,5 @@
-//! Slots with a buffer: from the CPU's magazines, the depot, or new memory, and back. The taker of a slot owns it, and its buffer is mapped with the
-//! wanted permissions.
+//! Takes slots from the CPU's magazines, the depot, or those without memory, and gives them back. The caller that takes a slot owns it, and its
+//! buffer is mapped with the wanted permissions.
 
 use super::BouncePool;
 use super::hands::Populating;
@@ -12,19 +12,19 @@ use crate::guard::Guard;
 use crate::mapper::Mapper;
 use crate::platform::{CopyMemory, LocalCpu, Platform};
 
-/// For a map that has another way: it takes free slots of other CPUs and kinds only if at least 1/`MANY_FREE` of the class's slots are free.
+/// `one_in` of a map that has another way: it collects free slots of other CPUs and kinds only if at least one in 8 of the class's slots is free.
 pub(super) const MANY_FREE: u64 = 8;
 
-/// For a caller that gets nothing without a slot.
+/// `one_in` of a caller that gets nothing without a slot: it collects any that are free.
 pub(super) const ANY_FREE: u64 = u64::MAX;
 
-/// Slots whose permissions change at once.
+/// The slots of each other direction that a rebalance evicts.
 const CHANGED_AT_ONCE: u64 = 16;
 
 impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
-    /// The fast path: takes a slot for `bytes` bytes from the CPU's loaded magazine, if its buffer is mapped for `kind` and was `group`'s
-    /// before; then calls `counted` with the CPU. With `FILLED`, the mapping will overwrite all of its bytes, so some may be a CPU's.
-    /// Returns the slot's class, its number and the slot. O(1), without an atomic read-modify-write.
+    /// The fast path: takes a slot for `bytes` bytes from the CPU's loaded magazine, if its buffer is mapped for `kind` and was `group`'s before;
+    /// then calls `counted` with the CPU. `FILLED` says that the mapping overwrites all of its bytes, so the buffer may still hold a CPU's. Returns
+    /// the slot's class, its number and the slot. O(1), without an atomic read-modify-write.
     #[inline(always)]
     pub(super) fn take_fast<const FILLED: bool>(
         &self,
@@ -32,7 +32,7 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
         (kind, group): (usize, u64),
         counted: impl FnOnce(&LocalCpu<'_>),
     ) -> Option<((usize, usize), &Slot)> {
-        // The class is found inside: a value from before the loan of the CPU would be kept in a register or on the stack.
+        // Computed inside the closure: outside, the class would be live across the loan of the CPU, in a register or on the stack.
         let pop = |this_cpu: &LocalCpu<'_>| {
             let class = self.layout.class_of(bytes)?;
             let (index, slot) = self.cpus.with(Some(this_cpu), |cpu| {
@@ -61,7 +61,7 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
             own.unwrap_or_else(|| {
                 let mut depot = depot.lock();
                 let index = depot.take_one(&self.slots, kind)?;
-                depot.bounced += 1;
+                depot.not_reused += 1;
                 Some(index)
             })
         })
@@ -113,23 +113,23 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
         });
     }
 
-    /// Takes a slot of `class` that is mapped for `direction`: a waiting one, or else by [`refill`](Self::refill), which takes those of other CPUs and
-    /// directions if 1/`share` of the class's slots are free.
+    /// Takes a free slot of `class` that is mapped for `direction`, or else [refills](Self::refill); `one_in` limits what that collects from other
+    /// CPUs and directions.
     #[inline]
     pub(super) fn take_or_refill(
         &self,
         class: usize,
         direction: Direction,
         group: u64,
-        share: u64,
+        one_in: u64,
     ) -> Result<Option<usize>, DmaMapError> {
         let taken = self.take(class, direction.index());
-        if taken.is_some() { Ok(taken) } else { self.refill(class, direction, group, share) }
+        if taken.is_some() { Ok(taken) } else { self.refill(class, direction, group, one_in) }
     }
 
-    /// Takes a slot of `class` for `direction` where none was waiting: one with new memory, if the class has a slot without a buffer; else
-    /// one of other CPUs or another direction. `None` if all are in use, or too few are free to be worth the search. With new memory the
-    /// slot's contents are `group`'s, and zero; else they are of its earlier group.
+    /// Takes a slot of `class` for `direction` where none was free: one with new memory, if the class has a slot without a buffer; else one of other
+    /// CPUs or another direction. `None` if all are in use, or fewer than one in `one_in` is free. A slot with new memory is zero, and of `group`;
+    /// any other still holds its last group's bytes.
     ///
     /// Context: allocates memory and maybe tables. If the class is exhausted, waits for other CPUs' exclusive sections and one invalidation.
     #[cold]
@@ -139,11 +139,11 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
         class: usize,
         direction: Direction,
         group: u64,
-        share: u64,
+        one_in: u64,
     ) -> Result<Option<usize>, DmaMapError> {
         let mut empty = self.populating(class);
         self.with_depot(class, |depot| empty.index = depot.take_empty(&self.slots));
-        if empty.index.is_none() && self.rebalance_now(class, direction, share) {
+        if empty.index.is_none() && self.rebalance_now(class, direction, one_in) {
             let found = self.take(class, direction.index());
             if found.is_some() {
                 return Ok(found);
@@ -160,8 +160,9 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
         Ok(Some(index))
     }
 
-    /// Maps `buffer`, just allocated, at a slot. On failure the slot goes back where it came from; or to a trim, if devices may still reach the
-    /// memory; and it leaks if another caller's translation was met at its addresses. Out of line, as the allocation needs much of the stack before this, where it trims.
+    /// Maps `buffer`, just allocated, at a slot. On failure the slot goes back to those without a buffer, or to a trim if devices may still reach the
+    /// memory; it leaks if another caller has a translation at its addresses. Out of line, so that its frame is not on the stack of the allocation
+    /// before it.
     #[inline(never)]
     fn open(
         &self,
@@ -188,7 +189,7 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
                 self.with_depot(class, |depot| {
                     populating.is_counted = true;
                     depot.gained(1);
-                    depot.bounced += 1;
+                    depot.not_reused += 1;
                 });
                 self.look_later();
                 slot.set_phase(Phase::Free);
@@ -224,11 +225,11 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
         }
     }
 
-    /// For an exhausted class: if 1/`share` of its slots are free, [rebalances](Self::rebalance) it; or, where maps may not wait, leaves that to
-    /// [`maintain`](Self::maintain). Returns whether there may be a slot now.
-    fn rebalance_now(&self, class: usize, direction: Direction, share: u64) -> bool {
+    /// For an exhausted class: if at least one in `one_in` of its slots is free, [rebalances](Self::rebalance) it; or, where maps may not wait,
+    /// leaves that to [`maintain`](Self::maintain). Returns whether there may be a slot now.
+    fn rebalance_now(&self, class: usize, direction: Direction, one_in: u64) -> bool {
         let free = self.cached_slots(class);
-        if free == 0 || free.saturating_mul(share) < self.layout.slots(class) as u64 {
+        if free == 0 || free.saturating_mul(one_in) < self.layout.slots(class) as u64 {
             return false;
         }
         if self.domain.is_at_once() {
@@ -238,8 +239,8 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
         self.rebalance(class, direction)
     }
 
-    /// Moves free slots of all CPUs to the depots; and if none of `class` is for `direction`, evicts some of the others. Returns whether there may
-    /// be a slot now.
+    /// Moves free slots of all CPUs to the depots; if none of `class` is for `direction` then, evicts up to 16 for each other direction. Returns
+    /// whether there may be a slot now.
     #[inline(never)]
     pub(super) fn rebalance(&self, class: usize, direction: Direction) -> bool {
         self.collect(None);
@@ -255,8 +256,9 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
         (evicted.list.slots == 0 && evicted.gather.is_empty()) || self.free_evicted(&mut evicted).is_ok()
     }
 
-    /// Allocates `bytes` bytes of zeroed memory, a multiple of the granule. Without memory, evicts idle buffers, which may wait for hardware and for
-    /// other CPUs' exclusive sections, and tries once more; in a domain whose maps may not wait, it leaves that to [`maintain`](Self::maintain).
+    /// Allocates `bytes` bytes of zeroed memory, a multiple of the granule. If there is none, evicts idle buffers, which may wait for hardware and
+    /// for other CPUs' exclusive sections, and tries once more; in a domain whose maps may not wait, it leaves the eviction to
+    /// [`maintain`](Self::maintain).
     pub(crate) fn alloc(&self, bytes: u64) -> Option<PhysAddr> {
         self.try_alloc(bytes).or_else(|| {
             if self.domain.is_at_once() {

@@ -15,7 +15,7 @@ use crate::bounce::error::{DmaMapError, DmaUnmapError};
 use crate::heap::{OutOfMemory, Shared, SharedPlace, empty_box};
 use crate::sync::{AtomicU64, Mutex, Ordering};
 
-/// One mapping, constant for its life.
+/// One mapping. It does not change.
 #[derive(Debug)]
 pub(super) struct Single {
     /// The addresses of its granules, which no other mapping has.
@@ -39,7 +39,7 @@ impl Single {
 pub(super) struct Parts {
     /// The original, for copies.
     pub list: Vec<PhysSegment>,
-    /// The buffers for what is before and behind the middle, in the order of addresses. A direct mapping has none, and only that.
+    /// The buffers for the bytes before and after the middle, in the order of addresses. Empty for direct mappings only.
     pub buffers: Vec<PhysSegment>,
     /// The bytes of the mapping that the device reaches in the original.
     pub middle: Range<u64>,
@@ -73,7 +73,7 @@ pub(super) struct Entry {
     link: RBTreeLink,
     pub single: Shared<Single>,
     pub phase: Cell<Phase>,
-    /// The addresses leak when it ends: another caller's translation was met there, or has replaced this one.
+    /// The addresses leak when it ends: another caller has changed the translations there.
     pub lost: Cell<bool>,
 }
 
@@ -105,8 +105,7 @@ impl Place {
     }
 }
 
-/// All mappings of the pool that are not through slots, by the first address of their granules. The nodes are the entries, so changes need no
-/// memory.
+/// The pool's mappings by the first address of their granules, in a red-black tree whose nodes are the entries, so changes need no memory.
 #[derive(Debug, Default)]
 pub(super) struct Map {
     tree: RBTree<ByStart>,
@@ -157,7 +156,7 @@ impl Map {
         removed
     }
 
-    /// Calls `f` with at most `most` entries behind `from`, where it leaves the place to go on. Returns whether there may be more.
+    /// Calls `f` with at most `most` entries after `from`, and stores there where to continue. Returns whether there may be more.
     pub(super) fn visit(
         &mut self,
         from: &mut Bound<Iova>,
@@ -190,8 +189,8 @@ pub(super) enum Look {
 
 #[derive(Debug, Default)]
 pub(super) struct Singles {
-    /// The number of mappings: written under the lock, read without it. A caller with a mapping of its own reads 1 at least, as the count
-    /// that included it was stored before its address was handed out.
+    /// The number of mappings: written under the lock, read without it. A caller with a mapping of its own reads at least 1, as the count with it was
+    /// stored before the caller got its address.
     count: AtomicU64,
     claims: AtomicU64,
     map: Mutex<Map>,
@@ -216,8 +215,8 @@ impl Singles {
     }
 }
 
-/// Finds the open mapping of `len` bytes (`None`: any length) at `iova`, in the granules `range`. `Ok(None)` if the map knows nothing of these
-/// addresses: the domain may. A `number` claims the mapping; a `group` gets only mappings of its own.
+/// Finds the open mapping of `len` bytes (`None`: any length) at `iova`, in the granules `range`, and of `group` if one is given; claims it for
+/// `number`, if one is given. `Ok(None)` if the map has none of these addresses: the domain may.
 pub(super) fn find(
     map: &Map,
     range: IovaRange,
@@ -226,7 +225,7 @@ pub(super) fn find(
     (number, group): (Option<u64>, Option<u64>),
 ) -> Result<Option<Shared<Single>>, DmaUnmapError> {
     let Some(entry) = map.noted(range) else { return Ok(None) };
-    // Its addresses are in use: only the whole of it may be named.
+    // Its addresses are in use: the caller must name all of it.
     let is_named = entry.single.range.start() == range.start()
         && entry.single.iova() == iova
         && group.is_none_or(|group| group == entry.single.group);

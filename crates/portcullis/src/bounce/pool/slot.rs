@@ -1,4 +1,4 @@
-//! The pool's account of a slot: 64 bytes of plain words. A slot always has one owner: the list that it is in, or the mapping that it is lent to.
+//! The metadata of a slot: one cache line of plain words. A slot always has one owner: the list that it is on, or the mapping that uses it.
 //!
 //! So its words are written without atomic read-modify-writes. They are atomics for callers that break the rules, who get wrong answers but no
 //! undefined behaviour. A slot changes its owner by a list's lock, in a CPU's exclusive section ([`BiasedLock`](crate::percpu::BiasedLock)), or with
@@ -12,11 +12,11 @@ use crate::addr::{Direction, PhysAddr, PhysSegment};
 use crate::percpu::LocalU64;
 use crate::sync::{AtomicPtr, Ordering};
 
-/// The group of a slot whose bytes no device may find: no device has it.
+/// A group that no device is in: a slot of this group is zeroed before its next use.
 pub(super) const NO_GROUP: u64 = u64::MAX;
 
-/// Set in the group of a slot whose buffer holds some bytes of a CPU, which no driver may find there. A mapping that overwrites all of its bytes
-/// when it is made shows none of them.
+/// Set in the group of a slot whose buffer may hold bytes that a CPU wrote, which no driver may find. Such a slot is zeroed before its next use,
+/// unless that is a mapping of the same group whose copy-in overwrites all of the mapping's bytes.
 pub(super) const CPU_BYTES: u64 = 1 << 32;
 
 const NO_BUFFER: u64 = u64::MAX;
@@ -30,7 +30,7 @@ pub(super) enum Phase {
     Live = 2,
     /// With a buffer that is unmapped, but may still be reached.
     Retired = 3,
-    /// The same, and its addresses have leaked: another caller's translation was met there.
+    /// The same, and its addresses have leaked: another caller has changed the translations there.
     Lost = 4,
     /// With a buffer that may or may not be mapped, as the mapper panicked.
     Torn = 5,
@@ -122,7 +122,7 @@ pub(super) struct Slot {
     origin: LocalU64,
     /// Bytes of the mapping. In the first slot of a magazine: the magazine's slots.
     len: LocalU64,
-    /// The group that used the buffer last, with [`CPU_BYTES`] where it holds a CPU's.
+    /// The group that used the buffer last, perhaps with [`CPU_BYTES`].
     pub group: LocalU64,
     /// Bytes from the buffer's start that may have been copied in since it was last wiped.
     pub dirty: LocalU64,
@@ -207,9 +207,9 @@ impl Slot {
         self.state.set(phase as u64);
     }
 
-    /// Lends the slot to a mapping of `len` bytes whose original begins at `origin`.
+    /// Records that a mapping of `len` bytes uses the slot, whose original begins at `origin`.
     #[inline]
-    pub(super) fn lend(&self, terms: Terms, origin: PhysAddr, len: u64) {
+    pub(super) fn set_mapping(&self, terms: Terms, origin: PhysAddr, len: u64) {
         self.origin.set(origin.get());
         self.len.set(len);
         self.state.set(Phase::Live as u64 | terms.encode());
@@ -217,7 +217,7 @@ impl Slot {
 
     /// The direction's number and the offset of the slot's mapping, if that is of one piece, without wipe or (except when `FILLED`) copy-in.
     #[inline]
-    pub(super) fn lent_plainly<const FILLED: bool>(&self) -> Option<(usize, u64)> {
+    pub(super) fn plain_mapping<const FILLED: bool>(&self) -> Option<(usize, u64)> {
         let state = self.state.get();
         let special = WIPE | LISTED | if FILLED { 0 } else { COPY_IN };
         let plain = state & (PHASE | special) == Phase::Live as u64;
@@ -225,7 +225,7 @@ impl Slot {
     }
 
     #[inline]
-    pub(super) fn lent(&self) -> Option<Terms> {
+    pub(super) fn terms(&self) -> Option<Terms> {
         let state = self.state.get();
         (state & PHASE == Phase::Live as u64).then(|| Terms::decode(state))
     }
@@ -256,7 +256,7 @@ impl Slot {
         self.len.set(magazine.slots);
     }
 
-    /// The group of the buffer's bytes, whether or not some of them are a CPU's.
+    /// The group that used the buffer last, without [`CPU_BYTES`].
     #[inline]
     pub(super) fn whose(&self) -> u64 {
         self.group.get() & !CPU_BYTES
@@ -265,8 +265,8 @@ impl Slot {
 
 /// A place for a box that one caller at a time can take.
 ///
-/// It is the only heap memory of a slot, so nobody may find it freed: taking is an exchange, and of two callers that break the rules and want it
-/// at once, one gets it. The contents were written before the release of `put`, which the acquire of `take` sees.
+/// It is a slot's only heap memory, and no caller may find it freed. So `take` is an exchange: if two callers break the rules and take at once, one
+/// gets it. The contents were written before the release of `put`, which the acquire of `take` sees.
 #[derive(Debug)]
 pub(super) struct Parked<T>(AtomicPtr<T>);
 

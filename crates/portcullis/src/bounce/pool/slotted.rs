@@ -1,5 +1,5 @@
-//! Mappings through slots: map, sync and unmap. The device never reaches their original, which gets the device's bytes by copies of syncs and of
-//! the unmap. The unmap of all other mappings is here, too, as it begins with the same call.
+//! Mappings through slots: map and unmap. The device never reaches their original; syncs and the unmap copy the device's bytes there. The unmap of
+//! all other mappings begins with the same call.
 
 use alloc::boxed::Box;
 
@@ -39,7 +39,7 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
             self.give_back(class, kind, index, |_| ());
             return Err(error);
         }
-        // A mapping that overwrites all of its bytes shows a driver nothing of a CPU's.
+        // A copy-in overwrites all bytes that the driver will find.
         let fits = if terms.copy_in { slot.whose() == group } else { slot.group.get() == group };
         if !fits {
             self.wipe(slot, class, kind);
@@ -51,13 +51,13 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
         Ok(unsafe { self.fill(slot, (class, index), request.origin, list, (terms, request.copied)) })
     }
 
-    /// Lends a slot to a mapping of `list`, or of `origin` where there is no list. The buffer is filled now, if `copied`; else by a later sync.
+    /// Makes a slot the mapping of `list`, or of one piece where there is no list. Fills the buffer if `copied`; else a later sync does.
     ///
     /// # Safety
     /// 1. As [`BounceDevice::map`](super::BounceDevice::map), clauses 1 and 3.
     /// 2. This caller owns the slot, which has room for the mapping.
     /// 3. Its buffer holds bytes of the mapping's group only.
-    // Without the attribute, the compiler takes it out of line in builds of some folders, which costs 70 instructions.
+    // Without the attribute, some builds keep it out of line, which costs 70 instructions.
     #[inline(always)]
     pub(super) unsafe fn fill<'a>(
         &self,
@@ -88,14 +88,14 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
             // The copy comes before the store by which the driver tells the device.
             fence(Ordering::Release);
         }
-        slot.lend(terms, phys, len);
+        slot.set_mapping(terms, phys, len);
         in_hand.done();
         let iova = Iova::new(self.layout.start_of(class, index) | terms.offset);
         PoolMapping { iova, len, way: Way::Slot, list: None }
     }
 
     /// Ends the mapping of `len` bytes at `iova`, as its [`PoolMapping`] names them, and copies the device's bytes to the original. After `Ok` the
-    /// device does not reach the original; a direct mapping it may reach for as long as the domain's policy allows.
+    /// device does not reach the original, except that of a direct mapping for as long as the domain's policy allows.
     ///
     /// Through a slot: O(len) for the copy and O(1) for the rest, as [`map`](super::BounceDevice::map); the buffer stays mapped, without any link to
     /// the original.
@@ -104,12 +104,12 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
     /// caller holds no lock and no CPU.
     ///
     /// # Errors
-    /// [`DmaUnmapError`]. After [`DmaUnmapError::Unconfirmed`] and [`DmaUnmapError::Unmap`] devices may reach the directly mapped part; after the
-    /// first until a later [`trim`](Self::trim) or [`Domain::flush`](crate::domain::Domain::flush) succeeds. The data is copied then, and the
-    /// mapping over.
+    /// [`DmaUnmapError`]. After [`DmaUnmapError::Unconfirmed`] the data is copied and the mapping has ended, but devices may reach its directly
+    /// mapped part until a later [`trim`](Self::trim) or [`Domain::flush`](crate::domain::Domain::flush) succeeds. After [`DmaUnmapError::Unmap`], of
+    /// a direct mapping, see [`UnmapError`](crate::domain::UnmapError).
     ///
     /// # Safety
-    /// This copies to an original that it knows by number only. If `iova` and `len` are those of an open mapping:
+    /// This copies to an original that it knows by its address only. If `iova` and `len` are those of an open mapping:
     ///
     /// 1. No other unmap and no sync of the mapping runs at the same time.
     /// 2. Clauses 1 and 3 of its [map](super::BounceDevice::map) hold until this has returned: its original is memory, which only devices and atomic
@@ -154,7 +154,7 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
     ) -> bool {
         let Some(Place { class, index, start }) = self.layout.find(iova) else { return false };
         let Some(slot) = self.slots.get(index) else { return false };
-        let Some((kind, offset)) = slot.lent_plainly::<FILLED>() else { return false };
+        let Some((kind, offset)) = slot.plain_mapping::<FILLED>() else { return false };
         let origin = slot.origin();
         if origin.len != len || start + offset != iova.get() {
             return false;
@@ -163,7 +163,7 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
         slot.set_phase(Phase::Free);
         let in_hand = self.in_hand(class, kind, index);
         if kind != Direction::ToDevice.index() {
-            let Some(buffer) = slot.buffer() else { broken("a slot that is lent has a buffer") };
+            let Some(buffer) = slot.buffer() else { broken("a slot with a mapping has a buffer") };
             // The copy comes after the load by which the driver learnt of it from the device.
             fence(Ordering::Acquire);
             // SAFETY: `copy`'s clauses: the original by the caller's clause 2; the buffer is the slot's, and no sync uses it by clause 1.
@@ -178,8 +178,6 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
         true
     }
 
-    /// The slow path of [`unmap_by`](Self::unmap_by).
-    ///
     /// # Safety
     /// As [`unmap`](Self::unmap).
     #[inline(never)]
@@ -203,13 +201,12 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
         len: u64,
         copied: bool,
     ) -> Result<(), DmaUnmapError> {
-        let (slot, terms, at) = self.lent(place, iova)?;
+        let (slot, terms, at) = self.mapped_slot(place, iova)?;
         let origin = slot.origin();
         if origin.len != len {
             return Err(DmaUnmapError::OutOfRange { iova, offset: 0, len, mapped: origin.len });
         }
         let list = take_list(slot, terms, iova)?;
-        // As in `unmap_fast`.
         slot.set_phase(Phase::Free);
         let in_hand = self.in_hand(place.class, terms.direction.index(), place.index);
         if copied && terms.copies_out() {
@@ -234,36 +231,30 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
 
     pub(crate) fn slot_memory(&self, iova: Iova) -> Option<PhysSegment> {
         let place = self.layout.find(iova)?;
-        let (_, terms, at) = self.lent(place, iova).ok()?;
+        let (_, terms, at) = self.mapped_slot(place, iova).ok()?;
         let phys = PhysAddr::new(at.get() - terms.offset);
         Some(PhysSegment { phys, len: self.layout.slot_bytes(place.class) })
     }
 
-    /// Detaches the mapping at `iova`, of one piece through a slot, from its original, to which nothing is copied later. The slot stays lent, to a
-    /// mapping of 0 bytes. With `copied`, the original first gets the device's bytes.
-    ///
-    /// # Errors
-    /// [`DmaUnmapError::NotMapped`].
+    /// Detaches the mapping at `iova`, of one piece through a slot, from its original: the slot stays in use, by a mapping of 0 bytes. With `copied`,
+    /// the original first gets the device's bytes. The error is [`DmaUnmapError::NotMapped`].
     ///
     /// # Safety
     /// As [`unmap`](Self::unmap), clauses 1 and 2.
     pub(crate) unsafe fn part(&self, iova: Iova, copied: bool) -> Result<(), DmaUnmapError> {
         let place = self.layout.find(iova).ok_or(DmaUnmapError::NotMapped { iova })?;
-        let (slot, terms, at) = self.lent(place, iova)?;
+        let (slot, terms, at) = self.mapped_slot(place, iova)?;
         let PhysSegment { phys, len } = slot.origin();
         if copied && terms.copies_out() {
             fence(Ordering::Acquire);
             // SAFETY: the caller's clauses 1 and 2, as in `unmap_fast`.
             unsafe { self.copy_slot(at, phys, None, (0, len), Toward::Original) };
         }
-        slot.lend(terms, phys, 0);
+        slot.set_mapping(terms, phys, 0);
         Ok(())
     }
 
-    /// Ends the mapping at `iova`, of one piece through a slot, without a copy.
-    ///
-    /// # Errors
-    /// [`DmaUnmapError::NotMapped`].
+    /// Ends the mapping at `iova`, of one piece through a slot, without a copy. The error is [`DmaUnmapError::NotMapped`].
     ///
     /// # Safety
     /// 1. No other unmap and no sync of the mapping runs now or later.
@@ -274,10 +265,14 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
 
     /// The slot whose mapping begins at `iova`, its terms, and the address of its data in the buffer.
     #[inline]
-    pub(super) fn lent(&self, place: Place, iova: Iova) -> Result<(&Slot, Terms, PhysAddr), DmaUnmapError> {
+    pub(super) fn mapped_slot(
+        &self,
+        place: Place,
+        iova: Iova,
+    ) -> Result<(&Slot, Terms, PhysAddr), DmaUnmapError> {
         let slot = &self.slots[place.index];
         let offset = iova.get() - place.start;
-        match (slot.lent(), slot.buffer()) {
+        match (slot.terms(), slot.buffer()) {
             (Some(terms), Some(buffer)) if terms.offset == offset => {
                 Ok((slot, terms, PhysAddr::new(buffer.get() + offset)))
             }
@@ -298,7 +293,7 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
         (offset, len): (u64, u64),
         into: Toward,
     ) {
-        // One past the last byte may have no address.
+        // The address after the last byte may wrap.
         if len == 0 {
             return;
         }
@@ -328,7 +323,7 @@ fn park(slot: &Slot, list: &[PhysSegment]) -> Result<(), DmaMapError> {
     if room.is_ok() {
         kept.0.extend_from_slice(list);
     }
-    // Even on failure: its memory serves the next list.
+    // Even after a failure: the memory serves the next list.
     slot.list.put(kept);
     room
 }

@@ -1,5 +1,5 @@
-//! Direct mappings: the domain maps all of a list. And where to cut a list, so that bounce buffers take its unaligned ends, and the device gets
-//! only whole granules of it.
+//! Direct mappings, for which the domain maps all of a list; and the cut of a split mapping, by which bounce buffers take the list's unaligned ends
+//! and the device gets only its whole granules.
 
 use alloc::vec::Vec;
 
@@ -35,7 +35,7 @@ impl Cut {
         let (mut skip, last) = (self.head, list.len().wrapping_sub(1));
         for (index, piece) in list.iter().enumerate() {
             let cut = skip + if index == last { self.tail } else { 0 };
-            // A piece of which nothing is left may end at the end of the address space.
+            // Omits a piece of which nothing is left: after its last byte there may be no address.
             if piece.len > cut {
                 let phys = PhysAddr::new(piece.phys.get() + skip);
                 linked.push(PhysSegment { phys, len: piece.len - cut });
@@ -91,8 +91,8 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
         Ok(PoolMapping { iova: single.iova(), len: span, way: Way::Direct, list: Some((list, granule)) })
     }
 
-    /// Maps `list` by the domain, at addresses at which the pool's map has no mapping. Where it has one, a caller has ended that by number,
-    /// and its owner may still unmap it: such addresses leak, and others are taken.
+    /// Maps `list` by the domain, at addresses that are not in the pool's map. For addresses that are, a caller has ended the map's mapping by
+    /// address, and its owner may still unmap it: they leak, and others are taken.
     ///
     /// # Safety
     /// As [`BounceDevice::map`](super::BounceDevice::map).

@@ -1,4 +1,4 @@
-//! Syncs of mappings that stay: a part is copied between the original and its copy, of the caller's own mapping and inside of it.
+//! Syncs: copy a part of an open mapping between its original and its buffer. Bytes outside of the mapping are refused.
 
 use super::BouncePool;
 use super::slot::Toward;
@@ -9,11 +9,10 @@ use crate::mapper::Mapper;
 use crate::platform::{CopyMemory, Platform};
 use crate::sync::{Ordering, fence};
 
-/// The syncs by number.
 #[cfg(feature = "parts")]
 impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
-    /// Copies to the original the device's bytes among `len` bytes, from `offset` on, of the mapping at `iova`. For a device that only
-    /// reads, and for a direct mapping, it copies nothing, and costs a fence. Else O(len), and a step for each piece of a list.
+    /// Copies `len` bytes, from `offset` on, of the mapping at `iova` to its original. For a device that only reads, and for a direct mapping, it
+    /// copies nothing, and costs a fence. Else O(len), and a step for each piece of a list.
     ///
     /// Context: allocates nothing, and waits only for the lock of the pool's map.
     ///
@@ -21,13 +20,13 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
     /// [`DmaUnmapError`], with nothing copied.
     ///
     /// # Safety
-    /// This knows the original by number only. If an open mapping begins at `iova`:
+    /// This knows the original by its address only. If an open mapping begins at `iova`:
     ///
     /// 1. No unmap of the mapping, and no other sync of any of these bytes, runs at the same time.
     /// 2. Clauses 1 and 3 of its [map](super::BounceDevice::map) hold until this has returned: its original is memory, which only devices and atomic
     ///    accesses touch.
     ///
-    /// For an address without a mapping nothing is copied; it is an error, or nothing is done.
+    /// For an address without a mapping it copies nothing, and may return an error.
     pub unsafe fn sync_for_cpu(&self, iova: Iova, offset: u64, len: u64) -> Result<(), DmaUnmapError> {
         // SAFETY: clauses 1 and 2 are the caller's.
         unsafe { self.sync_toward(iova, (offset, len), Toward::Original) }
@@ -48,9 +47,8 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
 }
 
 impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
-    /// Copies `len` bytes, from `offset` on, of the mapping at `iova` between its original and its buffer: toward the original with the fence that
-    /// stands before the driver's reads, toward the buffer with the fence that stands after its writes. Nothing is copied where the direction of the
-    /// mapping asks for none.
+    /// Copies `len` bytes, from `offset` on, of the mapping at `iova` between its original and its buffer, if the mapping's direction asks for it.
+    /// Toward the original the copy comes after all earlier loads of the driver; toward the buffer it comes before all later stores.
     ///
     /// # Errors
     /// [`DmaUnmapError`], with nothing copied.
@@ -91,7 +89,7 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
             // SAFETY: clauses 1 and 2 are the caller's.
             return unsafe { self.sync_own(iova, offset, len, into) };
         };
-        let (slot, terms, at) = self.lent(place, iova)?;
+        let (slot, terms, at) = self.mapped_slot(place, iova)?;
         let PhysSegment { phys: origin, len: mapped } = slot.origin();
         inside(iova, mapped, (offset, len))?;
         if !terms.copies(into) {

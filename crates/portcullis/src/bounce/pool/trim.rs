@@ -1,4 +1,4 @@
-//! Eviction: the memory of buffers is freed only after the hardware has confirmed that no device reaches it, with one invalidation for all.
+//! Eviction: frees the memory of buffers, only after the hardware has confirmed that no device reaches it, with one invalidation for all.
 
 use core::mem::ManuallyDrop;
 
@@ -20,6 +20,7 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
     ///
     /// Context: waits for one invalidation, and, if CPUs' magazines hold more than `keep` bytes, for their exclusive sections: not for interrupt
     /// handlers. The caller holds no lock and no CPU. Allocates nothing.
+    ///
     /// # Errors
     /// [`InvalidationError`]: the buffers are unmapped, but devices may still reach them. They are neither used again nor freed until a later call
     /// succeeds.
@@ -34,7 +35,7 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
         self.free_evicted(&mut evicted)
     }
 
-    /// As [`trim`](Self::trim), but only of buffers in depots that no map has wanted since the last call.
+    /// As [`trim`](Self::trim), but only for buffers in depots that no map has needed since the last call.
     pub(super) fn trim_unwanted(&self, keep: u64) -> Result<u64, InvalidationError> {
         let mut evicted = self.evicted();
         self.evict_retired(&mut evicted);
@@ -76,38 +77,38 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
         }
     }
 
-    /// Unmaps buffers of slots in the depots, the largest first, until they have `bytes` bytes; of each class and kind at most the slots that `share`
-    /// returns, which is called once for each.
+    /// Unmaps buffers of slots in the depots, the largest first, until they have `bytes` bytes; of each class and kind at most as many slots as
+    /// `limit` returns, which is called once for each.
     fn evict_stored(
         &self,
         evicted: &mut Evicted<'_, M, P, C>,
         bytes: u64,
-        share: impl Fn((usize, usize)) -> u64,
+        limit: impl Fn((usize, usize)) -> u64,
     ) {
         let mut left = bytes;
         for class in (0..self.layout.classes()).rev() {
             for kind in 0..Direction::ALL.len() {
-                let share = share((class, kind));
-                left = left.saturating_sub(self.evict_kind(evicted, (class, kind), left, share));
+                let limit = limit((class, kind));
+                left = left.saturating_sub(self.evict_kind(evicted, (class, kind), left, limit));
             }
         }
     }
 
-    /// Unmaps buffers of slots of one class and kind in its depot, until they have `bytes` bytes; at most `share` slots. Returns their bytes.
+    /// Unmaps buffers of slots of one class and kind in its depot, until they have `bytes` bytes; at most `limit` slots. Returns their bytes.
     pub(super) fn evict_kind(
         &self,
         evicted: &mut Evicted<'_, M, P, C>,
         (class, kind): (usize, usize),
         bytes: u64,
-        share: u64,
+        limit: u64,
     ) -> u64 {
         let slot_bytes = self.layout.slot_bytes(class);
-        let most = bytes.div_ceil(slot_bytes).min(share);
+        let most = bytes.div_ceil(slot_bytes).min(limit);
         let mut slots = 0;
         while slots < most {
             let mut held = self.held(class, kind, Magazine::default());
             self.with_depot(class, |depot| {
-                held.magazine = depot.take_unnoticed(&self.slots, kind).unwrap_or_default();
+                held.magazine = depot.take_uncounted(&self.slots, kind).unwrap_or_default();
             });
             if held.magazine.slots == 0 {
                 break;
@@ -115,7 +116,7 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
             while slots < most
                 && let Some((index, slot)) = held.magazine.pop(&self.slots)
             {
-                // Before a call below can panic.
+                // Torn until it is unmapped: the mapper may panic.
                 slot.set_phase(Phase::Torn);
                 evicted.list.push(&self.slots, index);
                 let whole = self.unlink(self.layout.range_of(class, index), &mut evicted.gather);
@@ -127,7 +128,7 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
             }
             held.store();
         }
-        self.with_depot(class, |depot| depot.notice(kind));
+        self.with_depot(class, |depot| depot.count_demand(kind));
         slots * slot_bytes
     }
 
@@ -169,12 +170,12 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
 }
 
 impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
-    /// Unmaps everything, and frees it when that is confirmed, except the addresses of slots. Returns the slots in which another caller's
-    /// translations were met, now or before.
+    /// Unmaps everything, and frees it when that is confirmed, except the addresses of slots. Returns the number of slots at whose addresses another
+    /// caller has changed translations.
     fn leave(&self) -> Result<u64, InvalidationError> {
-        // Leaks the addresses of mappings that are left in the map: all of them, if something below panics or fails.
+        // Leaks the addresses of the mappings that a panic or an error below leaves in the map.
         let _leaving = Guard::new(|| self.lose_singles());
-        // Unlinked slots are only gathered: another caller's translation may have been met there.
+        // Slots that are unmapped already are only gathered: another caller may have a translation there.
         let mut gather = Gather::new();
         let mut lost = self.usage().lost_slots;
         for (index, slot) in self.slots.iter().enumerate().filter(|(_, slot)| slot.buffer().is_some()) {

@@ -1,5 +1,5 @@
-//! Work that maps leave where they may not wait for other callers ([`Domain::is_at_once`](crate::domain::Domain)): taking slots from other CPUs and
-//! directions, and evicting idle buffers. Each kind of work is a bit.
+//! Deferred work: what a map leaves to the timer where it may not wait for other callers ([`Domain::is_at_once`](crate::domain::Domain)). It collects
+//! slots of other CPUs and directions, and evicts idle buffers. Each kind of work is a bit.
 
 use super::BouncePool;
 use super::layout::MOST_CLASSES;
@@ -18,18 +18,17 @@ pub(super) fn slots(class: usize, direction: Direction) -> u64 {
 }
 
 impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
-    /// Has the platform call the pool's timer soon, which calls [`maintain`](Self::maintain).
+    /// Defers work: sets its bit, and requests the timer, which calls [`maintain`](Self::maintain).
     #[cold]
     pub(super) fn want(&self, bit: u64) {
-        // Release: the call that takes the bits sees this caller's work. The platform orders the timer behind the call that asks for it.
+        // Release: the call that takes the bits sees what this caller did. The platform orders the timer after the request.
         if self.wants.fetch_or(bit, Ordering::Release) & bit == 0 {
             let platform = self.domain.platform();
             platform.wake_at(platform.now_ns());
         }
     }
 
-    /// Does the work that maps have left: takes free slots of other CPUs and directions, and evicts idle buffers. Does nothing without such work.
-    /// Unconfirmed buffers wait for a later trim.
+    /// Does the deferred work, if there is any. Unconfirmed buffers wait for a later trim.
     ///
     /// Context: waits for hardware and for other CPUs' exclusive sections. The caller holds no lock and no CPU, and is no interrupt handler.
     pub(crate) fn maintain(&self) {

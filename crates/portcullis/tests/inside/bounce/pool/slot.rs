@@ -18,14 +18,14 @@ fn terms_are_kept_as_they_are() {
         for direction in Direction::ALL {
             let (copy_in, wipe, listed) = (bits & 1 != 0, bits & 2 != 0, bits & 4 != 0);
             let terms = Terms { direction, copy_in, wipe, listed, offset: 0xfff8 };
-            slot.lend(terms, PhysAddr::new(7), 9);
-            assert_eq!((slot.lent(), slot.phase()), (Some(terms), Phase::Live));
+            slot.set_mapping(terms, PhysAddr::new(7), 9);
+            assert_eq!((slot.terms(), slot.phase()), (Some(terms), Phase::Live));
             assert_eq!(slot.origin(), PhysSegment { phys: PhysAddr::new(7), len: 9 });
         }
     }
     for phase in [Phase::Empty, Phase::Free, Phase::Retired, Phase::Lost, Phase::Torn] {
         slot.set_phase(phase);
-        assert_eq!((slot.lent(), slot.phase()), (None, phase));
+        assert_eq!((slot.terms(), slot.phase()), (None, phase));
     }
 }
 
