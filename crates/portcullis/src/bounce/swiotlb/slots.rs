@@ -50,7 +50,7 @@ impl<P: Platform, C: CopyMemory> Drop for Found<'_, P, C> {
 }
 
 impl<P: Platform, C: CopyMemory> Swiotlb<P, C> {
-    /// The fast path: takes a run from the CPU's loaded magazine, by two stores and a load for the exclusive section and two stores for the run.
+    /// The fast path: takes a run from the CPU's loaded magazine. Two stores and two loads for the exclusive section, and two stores for the run.
     #[inline]
     pub(super) fn take_own(&self, want: &Want<'_>) -> Option<Found<'_, P, C>> {
         let Want { order, offset, constraints, .. } = *want;
