@@ -1,39 +1,45 @@
-//! One hardware wait for all callers that wait at the same time. A [`SharedQueue`] returns `Ok` to a caller only when the hardware has
-//! confirmed a submission that covers all of the caller's requests and began after the caller's.
+//! One hardware wait for all callers that wait at the same time. A [`SharedQueue`] returns `Ok` to a caller only after the hardware has
+//! confirmed a submission that began after the call, and covers all of the caller's requests.
 //!
-//! This is group commit, as databases do it for their logs, by flat combining (Hendler and others, SPAA 2010), in two levels. CPUs 0 to 15
-//! are a group, then 16 to 31, and so on. A CPU that needs an invalidation publishes its requests on a cache line of its own, and waits.
-//! One of the waiting CPUs of a group is its *leader*, and collects the group's requests. Leaders of groups meet in the same way
-//! (`shared/meeting.rs`), and one of them submits for all, with one wait. A leader answers each caller on the caller's own line, so that no
-//! two of them wait for one line. A CPU that finds no other caller submits without a slot, and so does the leader of a group that finds no
-//! other group. Every CPU gets the result of the submission with its own requests.
+//! **Protocol.** This is group commit, as databases do it for their logs, by flat combining (Hendler and others, SPAA 2010), in two levels.
+//! CPUs 0 to 15 form a *group*, CPUs 16 to 31 the next one, and so on (`shared/group.rs`).
 //!
-//! **Linger.** CPUs that were just answered have their next requests ready a moment later. A leader that submits at once misses them, and
-//! they wait twice as long. So a leader with company looks again, until all callers of the last two rounds are there, or none came for up
-//! to [`LINGER`] looks. After rounds in which few came, it looks less often.
+//! 1. A caller takes a *slot* of its CPU's group, publishes its requests there, and polls the slot for the answer. A slot is a cache line,
+//!    so no two callers wait for one line.
+//! 2. One of the waiting callers is the group's *leader*: it collects the published requests in one batch.
+//! 3. The leader publishes the batch in a slot of the leaders' own group. The leader of that group submits the requests of all.
+//! 4. Each leader stores the result in the slots that it collected, and lets another caller lead: its *round* is over.
 //!
-//! **Bound.** As a rule, a request is in the submission after the one under way, so it waits for two. A group's leader may close its list
-//! just before a submission begins, and miss it; the leader after it may miss another one. So if leaders are prompt, a request waits for at
+//! Every caller gets the result of the submission with its own requests. A caller that finds no other caller submits without a slot, and so
+//! does the leader of a group that finds no other group.
+//!
+//! **Linger.** Callers that were just answered have their next requests ready a moment later. A leader that submits at once misses them,
+//! and they wait twice as long. So a leader polls for the callers of the last two rounds, until all are there, or none came for up to
+//! [`LINGER`] polls. After a round that fewer than three quarters of them joined, it polls half as often.
+//!
+//! **Bound.** As a rule, a request is in the submission after the one in flight, so it waits for two. A group's leader may close its batch
+//! just before a submission begins, and miss it; the next leader may miss another one. So if leaders are prompt, a request waits for at
 //! most five submissions, whatever the number of CPUs. A leader that lingers or is preempted adds the submissions that end meanwhile.
 //! Callers that begin at the same moment do not see each other, and each of them submits. If the requests exceed one submission
 //! ([`BATCH`]), several follow one another, and serve all callers in turn: if callers have more than 64 requests for different domains, a
 //! request waits for at most twice as many submissions as all of them need. If all together have more than 32, several ranges of one domain
 //! in one call become the whole domain.
 //!
-//! **Device TLBs.** A submission with an [`Invalidation::DeviceTlb`], or longer than a batch, goes as a whole to the hardware's queue at
-//! once, even beside a batch. A device may take long to answer, or never do so; this way it delays and fails its own domain only.
+//! **Device TLBs.** A submission with an [`Invalidation::DeviceTlb`], or longer than a batch, is not shared: it goes to the hardware's
+//! queue at once, even while a batch is in flight. A device may take long to answer, or never answer; so it delays and fails its own domain
+//! only.
 //!
-//! **More threads than cores.** A leader without a core costs everybody a time slice. So if there are more waiting callers than cores or
-//! slots, the first caller that runs takes the lead, and waiting callers yield their cores. A caller that finds no free slot in its group
-//! submits alone.
+//! **Oversubscription.** A leader that has no core costs every caller a time slice. So if there are more waiting callers than cores or
+//! slots, the first caller that runs leads, and waiting callers yield their cores. A caller that finds no free slot in its group submits
+//! alone.
 
 mod batch;
-mod held;
-mod lead;
-mod meeting;
+mod group;
+mod in_flight;
+mod leader;
 mod slot;
 mod state;
-mod under_way;
+mod waiter;
 mod waits;
 
 use super::{Costs, Invalidation, InvalidationError, InvalidationQueue, Request};
@@ -57,11 +63,11 @@ pub struct SharedQueue<Q> {
 
 impl<Q: InvalidationQueue> SharedQueue<Q> {
     /// Shares the waits of `queue`, if it states that a submission costs 100 ns or more; otherwise each caller submits alone. Callers also
-    /// submit alone if there is no memory for the sharing: 5 KiB for each 16 CPUs, and 5 KiB more; without `std`, which knows the number of
-    /// CPUs, 85 KiB.
+    /// submit alone if there is no memory for the sharing: 5 KiB for each 16 CPUs, and 5 KiB more; without `std` the number of CPUs is not
+    /// known, and it takes 85 KiB.
     ///
-    /// Each thread has a number; without `std`, each stack. Not for interrupt handlers: they, and CPUs that are near each other, use
-    /// [`with_cpus`](Self::with_cpus).
+    /// Each thread counts as a CPU; without `std`, each stack. Not for interrupt handlers: they need [`with_cpus`](Self::with_cpus), which
+    /// also lets neighbouring CPUs share a group.
     pub fn new(queue: Q) -> Self {
         Self::with_cpus(queue, || Some(thread_number()))
     }
@@ -69,14 +75,14 @@ impl<Q: InvalidationQueue> SharedQueue<Q> {
     /// As [`new`](Self::new), where `cpu` returns the calling CPU. CPUs of one [group](SharedWaits::new) should be near each other. The number
     /// is a hint: it may be out of date at once.
     ///
-    /// `None` is for a caller that must not wait for other callers: an interrupt handler or a softirq, which may have interrupted such a
-    /// caller; and any other code that may have preempted a caller on its CPU and keeps it from running, as a thread with a spinlock held
-    /// may. It submits alone, and waits for hardware only.
+    /// `cpu` returns `None` for a caller that must not wait for other callers: an interrupt handler or a softirq, which may have
+    /// interrupted one of them; and any other code that may have preempted one on its CPU and keeps it from running, such as a thread that
+    /// holds a spinlock. Such a caller submits alone, and waits for hardware only.
     pub fn with_cpus(queue: Q, cpu: fn() -> Option<usize>) -> Self {
-        Self::made(queue, cpu, cores())
+        Self::with_cores(queue, cpu, cores())
     }
 
-    fn made(queue: Q, cpu: fn() -> Option<usize>, cores: u64) -> Self {
+    fn with_cores(queue: Q, cpu: fn() -> Option<usize>, cores: u64) -> Self {
         let shares = queue.costs().submission_ns >= SHARED_FROM_NS;
         // No truncation: there are fewer CPUs than addresses.
         Self { queue, waits: SharedWaits::new(if shares { cores as usize } else { 0 }), cpu }
@@ -89,7 +95,7 @@ impl<Q: InvalidationQueue> SharedQueue<Q> {
 }
 
 // SAFETY: clause 1: a caller gets `Ok` from `Q`, for its own submission or for a batch that covers all its requests (`Batch`) and was
-// submitted after they were published (`Meeting`). Clause 2: the leader's acquire of the requests puts the caller's stores before its call
+// submitted after they were published (`Group`). Clause 2: the leader's acquire of the requests puts the caller's stores before its call
 // of `Q`. Clause 3: the calls of `Q` are in one order; a caller's stores come before its leader's call, and its return after it, and
 // callers of one batch see each other's stores. Clause 4: a batch has no requests for device TLBs; all other submissions are passed on.
 unsafe impl<Q: InvalidationQueue> InvalidationQueue for SharedQueue<Q> {
@@ -105,7 +111,6 @@ unsafe impl<Q: InvalidationQueue> InvalidationQueue for SharedQueue<Q> {
         self.submit(&[Request { domain, invalidation }])
     }
 
-    /// Waits for the batch with the requests; requests for device TLBs, and more than a batch holds, go alone.
     fn submit(&self, requests: &[Request]) -> Result<(), InvalidationError> {
         match self.waits.share(requests) {
             Some(shareable) => shareable.submit(self.cpu, |requests| self.queue.submit(requests)),

@@ -1,5 +1,5 @@
-//! CPUs that share hardware waits: each comes back after a submission that began when it had asked. CPUs 0 and 1 are near each
-//! other here, and CPU 2 is not: it meets them one level up.
+//! CPUs that share hardware waits: each comes back after a submission that began when it had asked. CPUs 0 and 1 are
+//! one group here, and CPU 2 is another: they share waits one level up.
 //!
 //! What the hardware has cached, and what failed, is in the model checker's own words: only what the queue itself orders is
 //! ordered.
@@ -126,12 +126,12 @@ fn unmap(queue: &SharedQueue<Hardware>, cpu: u16, ask: Ask) -> Result<(), Invali
 }
 
 /// Each of `asks` is a CPU, and how it asks. With two, all orders with up to two preemptions are tried, but none
-/// from the third look of a CPU that waits on (`pause_among`). Three have too many: the first [`SOME`] are tried.
+/// from the third poll of a waiting CPU on (`pause_among`). Three have too many: the first [`SOME`] are tried.
 fn cpus(fails: usize, asks: &'static [(u16, Ask)]) {
     let mut model = ::loom::model::Builder::new();
     model.preemption_bound = Some(2);
     model.max_permutations = (asks.len() > 2).then_some(SOME);
-    // Who waits looks again and again.
+    // A waiting CPU polls again and again.
     model.max_branches = 100_000;
     model.check(move || {
         let queue = Arc::new(queue(Hardware::new(fails, 0)));
@@ -196,7 +196,7 @@ fn nor_does_a_domain_make_others_pages_be_forgotten_about() {
     cpus(0, &[(0, Ask::Page), (1, Ask::Page), (2, Ask::Shared)]);
 }
 
-/// CPUs come again: the lead is handed over and given up beside those that come, and a caller stands where it stood before.
+/// CPUs come again: a leader ends its round while another CPU publishes, and a caller takes the same slot again.
 fn again(times: u64, fails: usize, panics: usize, preemptions: usize) {
     let mut model = ::loom::model::Builder::new();
     model.preemption_bound = Some(preemptions);
@@ -222,18 +222,18 @@ fn again(times: u64, fails: usize, panics: usize, preemptions: usize) {
         calls(&queue, 0);
         other.join().unwrap();
         assert!(queue.queue().submissions.load(PlainOrdering::Relaxed) as u64 <= 2 * times);
-        // Nobody leads any more.
+        // No leader is left.
         assert!(panics > 1 || fails > 1 || unmap(&queue, 2, Ask::Page).is_ok());
     });
 }
 
 #[test]
-fn a_lead_that_is_given_up_beside_one_who_comes_is_not_lost() {
+fn a_caller_that_publishes_while_a_leader_ends_its_round_is_served() {
     again(2, 0, 0, 1);
 }
 
 #[test]
-fn a_queue_that_panics_abandons_its_batch_and_passes_the_lead_on() {
+fn a_queue_that_panics_abandons_its_batch_and_another_caller_leads() {
     again(1, 0, 1, 2);
     again(1, 0, 2, 2);
     again(2, 0, 2, 1);

@@ -1,16 +1,17 @@
-//! The requests of one submission. It covers all added requests, and concerns only domains that these name.
+//! The requests of one submission. They cover all that were added, and name no other domain.
 
 use arrayvec::ArrayVec;
 
 use crate::invalidation::{Invalidation, Request};
 
-/// The most requests of one submission. A further request finds room in a full batch only as a request for its whole domain, which replaces
-/// the ranges of that domain.
+/// The most requests of one submission. If a batch is full, a further request replaces all requests of its domain by one for the whole
+/// domain. If the batch has none of that domain, there is no room.
 pub(super) const BATCH: usize = if cfg!(loom) { 2 } else { 64 };
 
 #[derive(Debug, Clone, Default)]
 pub(super) struct Batch {
     requests: ArrayVec<Request, BATCH>,
+    /// A whole domain is among the requests.
     has_whole: bool,
 }
 
@@ -24,9 +25,9 @@ impl Batch {
         &self.requests
     }
 
-    /// Adds `requests`: all or, if there is no room, none. Returns whether it did.
+    /// Adds all of `requests`, or none if there is no room. Returns whether it did.
     pub fn add_all(&mut self, requests: &[Request]) -> bool {
-        // A single request needs no copy to go back to.
+        // A single request is added or not, so it needs no copy to go back to.
         let before = (requests.len() > 1).then(|| self.clone());
         let added = requests.iter().all(|request| self.add(*request));
         if let (false, Some(before)) = (added, before) {
@@ -45,7 +46,7 @@ impl Batch {
             self.requests.push(request);
             return true;
         }
-        // The whole domain replaces all requests of that domain; where there are none, it makes no room.
+        // The whole domain replaces all requests for it. If there are none, that makes no room.
         if is_full && !self.requests.iter().any(|other| other.domain == request.domain) {
             return false;
         }

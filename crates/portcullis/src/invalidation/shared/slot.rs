@@ -1,5 +1,5 @@
-//! A caller's cache line, on which it asks and gets its answer: what its words mean. `meeting.rs` says who stores them when, and orders
-//! them.
+//! A caller's cache line, in which it publishes its requests and gets the answer: the layout. `group.rs` says who stores the words when,
+//! and what orders them.
 
 use core::slice;
 
@@ -11,30 +11,35 @@ use crate::sync::{AtomicBool, AtomicPtr, AtomicU64, Mutex, Ordering};
 #[derive(Debug)]
 #[repr(C, align(128))]
 pub(super) struct Slot {
+    /// A [`Head`].
     pub head: AtomicU64,
+    /// The only request, if it is a range.
     pub start: AtomicU64,
     pub bytes: AtomicU64,
+    /// The requests, in the caller's memory, if there are several.
     pub many: AtomicPtr<Request>,
-    /// The last answer. Only leaders store it.
+    /// The last [answer](super::state). Only leaders store it.
     pub answer: AtomicU64,
-    /// On another line, as only its callers access it, and a leader that has an error for them.
+    /// On another line: a leader accesses it only for an error.
     pub own: Own,
 }
 
 #[derive(Debug)]
 #[repr(align(64))]
 pub(super) struct Own {
+    /// A caller has the slot.
     pub held: AtomicBool,
-    /// The error of its request. The lock has no contention: nobody looks before the answer says so.
+    /// The error, if the answer has [`FAILED`](super::state::FAILED). The lock is never contended: the answer orders its users.
     pub error: Mutex<InvalidationError>,
 }
 
-/// A slot's first word: the bit that flips, the kind of request, the number of requests, their domain.
+/// A slot's first word: [`FLIP`], the kind of request (3 bits), the domain (from bit 16), the number of requests (from bit 32).
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Head(pub u64);
 
+/// Several requests, or none.
 const MANY: u64 = 0;
-/// The same, all of one domain.
+/// Several requests, all for one domain.
 pub(super) const MANY_OF_ONE: u64 = 1;
 pub(super) const DOMAIN: u64 = 2;
 const RANGE: u64 = 3;
@@ -67,29 +72,31 @@ impl Slot {
         Self { head: word(), start: word(), bytes: word(), many, answer, own }
     }
 
-    /// Its pending request. Exact for the leader; for others it may be answered at any moment.
-    pub fn asked(&self) -> Option<Head> {
+    /// The pending request, if any. Only the leader answers it, so for others it may be answered at once.
+    pub fn pending(&self) -> Option<Head> {
         let head = self.head.load(Ordering::Acquire);
-        // Relaxed: leaders alone store it, and each comes after the one before.
-        let is_asked = (head ^ self.answer.load(Ordering::Relaxed)) & FLIP != 0;
-        is_asked.then_some(Head(head))
+        // Relaxed: only leaders store it, and each leader comes after the last one's stores.
+        let is_pending = (head ^ self.answer.load(Ordering::Relaxed)) & FLIP != 0;
+        is_pending.then_some(Head(head))
     }
 
-    /// Its several requests, if `head` says so.
+    /// The requests, if `head` says that there are several.
     ///
     /// # Safety
-    /// 1. The slot is asked with this head, and is not answered while the reference lives: until then the requests stay ([`Held::ask`]).
+    /// 1. `head` is the slot's pending request, and is not answered while the reference lives: the caller's memory stays until then
+    ///    ([`Waiter::publish`](super::waiter::Waiter::publish)).
     pub unsafe fn many<'a>(&self, head: Head) -> Option<&'a [Request]> {
         if head.kind() > MANY_OF_ONE {
             return None;
         }
         // Relaxed: it was stored before the head, and the head was loaded with `Acquire`.
         let many = self.many.load(Ordering::Relaxed);
-        // SAFETY: the head says that this many are there; by clause 1, which is the caller's, they stay.
+        // SAFETY: the head has their number; they stay by clause 1, which is the caller's.
         Some(unsafe { slice::from_raw_parts(many, head.count()) })
     }
 
-    pub fn ask(&self, requests: &[Request], bit: u64) {
+    /// Publishes `requests`. `bit` is the [`FLIP`] that the last answer does not have.
+    pub fn publish(&self, requests: &[Request], bit: u64) {
         let head = match requests {
             [Request { domain, invalidation: Invalidation::Domain }] => Head::new(DOMAIN, 1, *domain),
             [Request { domain, invalidation: Invalidation::Range { range, leaf_only } }] => {
@@ -108,6 +115,6 @@ impl Slot {
     }
 }
 
-/// A leader fetches one line of each slot, and the other one only for an error.
+/// A leader fetches one line of each slot, and the second only for an error.
 #[cfg(not(loom))]
 const _: () = assert!(core::mem::offset_of!(Slot, own) == 64 && size_of::<Slot>() == 128 && SLOTS <= 16);

@@ -1,29 +1,30 @@
-//! What a leader tells callers: the meeting's word, of which each answer has a copy.
+//! The group's word, which a leader stores at the end of its round. Each answer has a copy of it.
 
-/// Callers of one meeting that can wait at a time.
+/// Slots of a group: the most callers that can wait in it at a time.
 pub(super) const SLOTS: usize = if cfg!(loom) { 2 } else { 16 };
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct State(pub u64);
 
-/// In an answer only, which is a copy of the word besides: the bit that flips, and whether it is an error. 0 in the word.
+/// Only in an answer, and 0 in the word: flips with each answer.
 pub(super) const FLIP: u64 = 1;
+/// Only in an answer: the result is an error, which the slot holds.
 pub(super) const FAILED: u64 = 2;
-/// The last round had several callers.
-pub(super) const COMPANY: u64 = 1 << 34;
-/// Where the number of the preferred next leader is.
+/// The round had several callers.
+pub(super) const SEVERAL: u64 = 1 << 34;
+/// The lowest bit of the slot number of the preferred next leader.
 pub(super) const NEXT: u32 = 40;
 pub(super) const ANYBODY: usize = 0xff;
-/// Where the number of ended leads is, modulo 2^16: all bits above it.
+/// The lowest bit of the number of rounds, modulo 2^16.
 pub(super) const ROUND: u32 = 48;
 
 impl State {
-    pub fn had_company(self) -> bool {
-        self.0 & COMPANY != 0
+    pub fn had_several(self) -> bool {
+        self.0 & SEVERAL != 0
     }
 
     /// Whether slot `number` may lead at once: nobody else is preferred.
-    pub fn is_turn_of(self, number: usize) -> bool {
+    pub fn may_lead(self, number: usize) -> bool {
         self.next().is_none_or(|next| next == number)
     }
 

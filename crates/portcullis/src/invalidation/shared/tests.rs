@@ -124,7 +124,7 @@ struct Told {
 impl Told {
     fn queue(submission_ns: u32) -> SharedQueue<Self> {
         let (log, may_go_on) = (Mutex::new(Vec::new()), AtomicBool::new(false));
-        SharedQueue::made(Self { submission_ns, log, may_go_on }, || CPU.get(), 64)
+        SharedQueue::with_cores(Self { submission_ns, log, may_go_on }, || CPU.get(), 64)
     }
 
     fn take(&self) -> Vec<Vec<Request>> {
@@ -170,7 +170,7 @@ fn what_asks_a_device_is_in_no_batch() {
 fn what_costs_next_to_nothing_is_not_shared() {
     for (submission_ns, shared) in [(SHARED_FROM_NS - 1, false), (SHARED_FROM_NS, true)] {
         let queue = Told::queue(submission_ns);
-        assert_eq!(queue.waits.machine.0.meetings.is_some(), shared);
+        assert_eq!(queue.waits.fixed.0.levels.is_some(), shared);
         assert_eq!(queue.submit(&[whole(1), page(1, 1, true)]), Ok(()));
         assert_eq!(queue.queue().take(), [[whole(1), page(1, 1, true)]], "as it was: it is alone");
     }
@@ -189,12 +189,12 @@ fn more_than_a_batch_holds_goes_by_itself_and_its_failure_is_told() {
     }
 }
 
-/// A leader waits for callers of the last rounds: half as many looks after each fruitless wait, and as many as ever in every eighth round.
+/// A leader lingers for callers of the last rounds: half as long after each wait in vain, and for as long as it may in every eighth round.
 #[test]
-fn a_leader_looks_less_after_looks_in_vain_and_looks_again_once_in_some_rounds() {
+fn a_leader_lingers_less_after_waits_in_vain_and_tries_again_once_in_some_rounds() {
     let queue = Told::queue(1000);
     CPU.set(Some(0));
-    let group = &queue.waits.machine.0.meetings.as_ref().unwrap().groups[0];
+    let group = &queue.waits.fixed.0.levels.as_ref().unwrap().groups[0];
     let lingers: Vec<_> = (0..=2 * PROBE)
         .map(|_| {
             // Another caller was in the last round, and does not come again.
@@ -208,44 +208,44 @@ fn a_leader_looks_less_after_looks_in_vain_and_looks_again_once_in_some_rounds()
     // All callers of the last round are in this one: so it pays.
     group.expect(0b1);
     assert_eq!(queue.submit(&[whole(1)]), Ok(()));
-    assert_eq!((group.linger(), group.state().had_company()), (LINGER, false));
+    assert_eq!((group.linger(), group.state().had_several()), (LINGER, false));
 }
 
-/// Where not all fit, callers are served in turn: the first slot that was left out leads next, and collects those behind it first.
+/// If not all fit, callers are served in turn: the first slot that was left out leads next, and collects the slots after it first.
 #[test]
 fn what_was_left_goes_before_what_came_later() {
-    let meeting = Meeting::new().unwrap();
+    let group = Group::new().unwrap();
     // Two of these fit into a batch.
     let half: Vec<_> = (0..BATCH as u16 / 2).map(whole).collect();
     let other =
         |number: u16| half.iter().map(move |request| whole(request.domain.0 + 1000 * number)).collect();
     let asked: [Vec<_>; 5] = [1, 2, 3, 4, 5].map(other);
-    let hold = |number: usize| Held::new(&meeting, number).unwrap();
-    let round = |held: &Held<'_>| {
-        assert!(meeting.state().is_turn_of(held.number));
-        let mut lead = held.lead().unwrap();
-        lead.begin();
-        lead.take_more();
-        lead.finish(Ok(()), false)
+    let hold = |number: usize| Waiter::new(&group, number).unwrap();
+    let round = |waiter: &Waiter<'_>| {
+        assert!(group.state().may_lead(waiter.number));
+        let mut leader = waiter.try_lead().unwrap();
+        leader.begin();
+        leader.collect_more();
+        leader.finish(Ok(()), false)
     };
-    let is_there = |held: &Held<'_>| held.answer().is_some();
-    hold(1).ask(&asked[1], |first| {
-        hold(2).ask(&asked[2], |second| {
-            hold(3).ask(&asked[3], |third| {
-                hold(4).ask(&asked[4], |fourth| {
+    let is_there = |waiter: &Waiter<'_>| waiter.answer().is_some();
+    hold(1).publish(&asked[1], |first| {
+        hold(2).publish(&asked[2], |second| {
+            hold(3).publish(&asked[3], |third| {
+                hold(4).publish(&asked[4], |fourth| {
                     assert_eq!(round(first), 2);
                     assert_eq!([first, second, third, fourth].map(is_there), [true, true, false, false]);
                     // The answers say who leads next, and that there were two.
-                    assert_eq!(first.last(), meeting.state());
-                    assert_eq!(second.last(), meeting.state());
-                    assert!(first.last().is_turn_of(third.number) && first.last().had_company());
+                    assert_eq!(first.last(), group.state());
+                    assert_eq!(second.last(), group.state());
+                    assert!(first.last().may_lead(third.number) && first.last().had_several());
                     // A caller with a lower number comes late, as one does that was just answered.
-                    hold(0).ask(&asked[0], |late| {
-                        assert!(!meeting.state().is_turn_of(late.number));
+                    hold(0).publish(&asked[0], |late| {
+                        assert!(!group.state().may_lead(late.number));
                         assert_eq!(round(third), 2);
                         assert_eq!([third, fourth, late].map(is_there), [true, true, false]);
                         assert_eq!(round(late), 1);
-                        assert!(!late.last().had_company() && third.last().had_company());
+                        assert!(!late.last().had_several() && third.last().had_several());
                     });
                 });
             });
@@ -253,13 +253,13 @@ fn what_was_left_goes_before_what_came_later() {
     });
 }
 
-fn asking(queue: &SharedQueue<Told>) -> u32 {
-    let meetings = queue.waits.machine.0.meetings.as_ref().unwrap();
-    meetings.groups.iter().map(Meeting::asking).sum()
+fn pending(queue: &SharedQueue<Told>) -> u32 {
+    let levels = queue.waits.fixed.0.levels.as_ref().unwrap();
+    levels.groups.iter().map(Group::pending).sum()
 }
 
-/// Lets `others` ask, each as a CPU, in this order, while a submission of `first` is under way. Returns the result of each call, `first`'s first:
-/// `None` for one that panicked.
+/// Lets `others` ask, each as a CPU, in this order, while a submission of `first` is in flight. Returns the result of each call, `first`'s
+/// first: `None` for one that panicked.
 fn together(
     queue: &SharedQueue<Told>,
     others: &[(usize, Vec<Request>)],
@@ -275,14 +275,14 @@ fn together(
         while !is_in_it() {
             pause();
         }
-        let (mut calls, before) = (vec![first], asking(queue));
+        let (mut calls, before) = (vec![first], pending(queue));
         for (number, (cpu, requests)) in others.iter().enumerate() {
             calls.push(scope.spawn(move || call(*cpu, requests)));
-            while asking(queue) <= before + number as u32 {
+            while pending(queue) <= before + number as u32 {
                 pause();
             }
             // The first caller of a group leads it, before others come.
-            while !queue.waits.machine.0.meetings.as_ref().unwrap().groups[cpu / SLOTS].is_led() {
+            while !queue.waits.fixed.0.levels.as_ref().unwrap().groups[cpu / SLOTS].has_leader() {
                 pause();
             }
         }
@@ -319,7 +319,7 @@ fn asked(others: &[(usize, Vec<Request>)]) -> Vec<Request> {
 fn callers_that_come_while_hardware_works_share_the_next_submission() {
     let one = [vec![page(1, 1, true)], vec![page(2, 1, true), page(2, 2, true)], vec![], vec![whole(1)]];
     let mut two = near(one.clone());
-    // CPUs of other groups, whose leaders meet.
+    // CPUs of other groups, whose leaders share a wait.
     (two[1].0, two[3].0) = (SLOTS, 3 * SLOTS + 1);
     for others in [near(one), two] {
         let queue = Told::queue(1000);
@@ -383,8 +383,8 @@ fn a_queue_that_panics_says_nothing_to_the_leader_and_to_the_others_that_it_was_
     assert_eq!(told, [Some(Ok(())), Some(Ok(())), None]);
     assert!(catch_unwind(AssertUnwindSafe(|| queue.submit(&[whole(667)]))).is_err());
     assert_eq!(queue.submit(&[page(1, 1, true)]), Ok(()));
-    let meetings = queue.waits.machine.0.meetings.as_ref().unwrap();
-    assert!(asking(&queue) == 0 && meetings.top.asking() == 0 && !meetings.top.is_led(), "nobody is left");
+    let levels = queue.waits.fixed.0.levels.as_ref().unwrap();
+    assert!(pending(&queue) == 0 && levels.top.pending() == 0 && !levels.top.has_leader(), "nobody is left");
 }
 
 /// It would wait for ever for the caller that it has interrupted.
@@ -395,7 +395,7 @@ fn an_interrupt_handler_waits_for_nobody() {
         CPU.set(None);
         assert_eq!(queue.submit(&[page(1, 1, true)]), Ok(()));
         assert_eq!(queue.submit(&[whole(666)]), Err(error(666)));
-        assert_eq!(queue.queue().take().len(), 3, "the first is under way");
+        assert_eq!(queue.queue().take().len(), 3, "the first is in flight");
     });
     CPU.set(Some(0));
     assert_eq!(queue.queue().take().len(), 0);
@@ -409,111 +409,111 @@ fn who_finds_no_room_submits_alone() {
         for _ in 0..SLOTS {
             scope.spawn(|| queue.submit(&[page(1, 1, true)]).unwrap());
         }
-        while asking(queue) < SLOTS as u32 {
+        while pending(queue) < SLOTS as u32 {
             pause();
         }
-        assert_eq!(queue.submit(&[whole(2)]), Ok(()), "while the first is under way");
+        assert_eq!(queue.submit(&[whole(2)]), Ok(()), "while the first is in flight");
         assert_eq!(queue.queue().take(), [[whole(668)], [whole(2)]]);
     });
-    assert_eq!(asking(queue), 0);
+    assert_eq!(pending(queue), 0);
 }
 
-/// Where every caller is more than there are cores, the first that runs leads.
+/// If there are more callers than cores, the first that runs leads.
 #[test]
-fn a_lead_is_taken_by_whoever_runs() {
+fn the_first_caller_that_runs_leads_if_not_all_have_a_core() {
     let mut queue = Told::queue(1000);
-    queue.waits.machine.0.cores = 0;
+    queue.waits.fixed.0.cores = 0;
     let others: Vec<_> = (0..6).map(|domain| (domain + 1, vec![page(domain as u16, 1, true)])).collect();
     for _ in 0..if cfg!(miri) { 3 } else { 50 } {
         assert_eq!(together(&queue, &others), [Some(Ok(())); 7]);
     }
-    assert!(queue.waits.crowded.0.load(Ordering::Relaxed));
-    queue.waits.machine.0.cores = 100;
+    assert!(queue.waits.oversubscribed.0.load(Ordering::Relaxed));
+    queue.waits.fixed.0.cores = 100;
     assert_eq!(queue.submit(&[whole(1)]), Ok(()));
-    assert!(!queue.waits.crowded.0.load(Ordering::Relaxed));
+    assert!(!queue.waits.oversubscribed.0.load(Ordering::Relaxed));
 }
 
-/// Two groups that meet do not submit without slots for some rounds, and do again when one has left.
+/// Callers of two groups that overlap take slots for some rounds, and submit without again when one has left.
 #[test]
-fn company_is_expected_while_it_is_there_and_not_for_long_after() {
+fn a_group_is_contended_while_others_submit_and_not_for_long_after() {
     let queue = Told::queue(1000);
-    let meetings = queue.waits.machine.0.meetings.as_ref().unwrap();
-    let are_quiet = || (meetings.top.is_quiet(), meetings.groups[1].is_quiet());
-    assert_eq!(are_quiet(), (true, true));
+    let levels = queue.waits.fixed.0.levels.as_ref().unwrap();
+    let are_uncontended = || (levels.top.is_uncontended(), levels.groups[1].is_uncontended());
+    assert_eq!(are_uncontended(), (true, true));
     assert_eq!(together(&queue, &[(SLOTS, vec![whole(1)])]), [Some(Ok(())); 2]);
-    assert_eq!(are_quiet(), (false, false), "its leader has met the first one's submission");
+    assert_eq!(are_uncontended(), (false, false), "its leader has seen the first one's submission");
     CPU.set(Some(SLOTS));
     let rounds =
-        (0..8).take_while(|_| are_quiet() != (true, true)).map(|_| queue.submit(&[whole(1)]).unwrap());
+        (0..8).take_while(|_| are_uncontended() != (true, true)).map(|_| queue.submit(&[whole(1)]).unwrap());
     assert!((1..=4).contains(&rounds.count()));
     // Without a slot nobody leads.
-    let rounds = || (meetings.top.rounds(), meetings.groups[1].rounds());
+    let rounds = || (levels.top.rounds(), levels.groups[1].rounds());
     let before = rounds();
     assert_eq!(queue.submit(&[whole(1)]), Ok(()));
     assert_eq!(rounds(), before);
-    // With company, both do.
-    meetings.top.expects_company();
+    // If others are expected, both groups have a leader.
+    levels.top.mark_contended();
     assert_eq!(queue.submit(&[whole(1)]), Ok(()));
     assert_eq!(rounds(), (before.0 + 1, before.1 + 1));
 }
 
-/// Others see each kind of submission under way: of a caller alone, of a group's leader, and of the leaders'.
+/// Others see each kind of submission in flight: of a caller without a slot, of a group's leader, and of the leaders' group.
 #[test]
-fn each_submission_says_that_it_is_under_way() {
+fn each_submission_says_that_it_is_in_flight() {
     let waits = SharedWaits::new(64);
-    let meetings = waits.machine.0.meetings.as_ref().unwrap();
+    let levels = waits.fixed.0.levels.as_ref().unwrap();
     for (group, top) in [(1, 1), (0b11, 1), (0b11, 0b11)] {
         let seen = Cell::new(false);
         if group > 1 {
-            meetings.groups[0].expect(group);
+            levels.groups[0].expect(group);
         }
         if top > 1 {
-            meetings.top.expect(top);
+            levels.top.expect(top);
         }
         let told = waits.share(&[whole(1)]).unwrap().submit(
             || Some(0),
             |_| {
-                seen.set(meetings.under_way.now().is_some());
+                seen.set(levels.in_flight.now().is_some());
                 Ok(())
             },
         );
         assert!(told.is_ok() && seen.get(), "{group:b} {top:b}");
-        assert_eq!(meetings.under_way.now(), None);
+        assert_eq!(levels.in_flight.now(), None);
     }
 }
 
-/// A caller that has met another submission on the way leads no longer without a slot.
+/// After a submission that overlapped with another one, callers take slots.
 #[test]
-fn who_submits_beside_another_expects_company() {
+fn a_submission_that_overlaps_marks_the_groups_contended() {
     let waits = SharedWaits::new(64);
-    let meetings = waits.machine.0.meetings.as_ref().unwrap();
+    let levels = waits.fixed.0.levels.as_ref().unwrap();
     let told = waits.share(&[whole(1)]).unwrap().submit(
         || Some(0),
         |_| {
-            drop(meetings.under_way.begin());
+            drop(levels.in_flight.begin());
             Ok(())
         },
     );
-    assert!(told.is_ok() && !meetings.top.is_quiet());
+    assert!(told.is_ok() && !levels.top.is_uncontended());
 }
 
 /// One that unwinds while it waits has its request answered first: a leader reads it until then.
 #[test]
 fn a_caller_that_unwinds_waits_for_its_answer() {
-    let meeting = Meeting::new().unwrap();
+    let group = Group::new().unwrap();
     let asked = [page(1, 1, true), page(2, 1, true)];
-    let held = Held::new(&meeting, 1).unwrap();
-    let told = catch_unwind(AssertUnwindSafe(|| held.ask(&asked, |_| -> () { panic!("a bug") })));
-    assert!(told.is_err() && meeting.asking() == 0 && !meeting.is_led());
+    let waiter = Waiter::new(&group, 1).unwrap();
+    let told = catch_unwind(AssertUnwindSafe(|| waiter.publish(&asked, |_| -> () { panic!("a bug") })));
+    assert!(told.is_err() && group.pending() == 0 && !group.has_leader());
     // Another leader has collected it.
     let (has_panicked, is_answered) = (AtomicBool::new(false), AtomicBool::new(false));
     std::thread::scope(|scope| {
-        Held::new(&meeting, 1).unwrap().ask(&asked[..1], |first| {
-            let mut lead = first.lead().unwrap();
-            let other = Held::new(&meeting, 2).unwrap();
+        Waiter::new(&group, 1).unwrap().publish(&asked[..1], |first| {
+            let mut leader = first.try_lead().unwrap();
+            let other = Waiter::new(&group, 2).unwrap();
             scope.spawn(|| {
                 let call = || {
-                    other.ask(&asked, |_| -> () {
+                    other.publish(&asked, |_| -> () {
                         has_panicked.store(true, Ordering::Release);
                         panic!("a bug")
                     })
@@ -524,11 +524,11 @@ fn a_caller_that_unwinds_waits_for_its_answer() {
             while !has_panicked.load(Ordering::Acquire) {
                 pause();
             }
-            lead.begin();
-            assert!(lead.take_more());
+            leader.begin();
+            assert!(leader.collect_more());
             is_answered.store(true, Ordering::Release);
-            assert_eq!(lead.finish(Ok(()), false), 2);
+            assert_eq!(leader.finish(Ok(()), false), 2);
         });
     });
-    assert!(meeting.asking() == 0 && !meeting.is_led());
+    assert!(group.pending() == 0 && !group.has_leader());
 }

@@ -3,267 +3,268 @@
 use alloc::boxed::Box;
 
 use super::batch::BATCH;
-use super::held::Held;
-use super::lead::Lead;
-use super::meeting::Meeting;
+use super::group::Group;
+use super::in_flight::{InFlight, Submission};
+use super::leader::Leader;
 use super::state::SLOTS;
-use super::under_way::{Submission, UnderWay};
+use super::waiter::Waiter;
 use crate::heap::{self, OutOfMemory};
 use crate::invalidation::{Invalidation, InvalidationError, Request};
 use crate::percpu::CachePadded;
 use crate::sync::{AtomicBool, Ordering, pause, spin, spin_among};
 
-/// How often a leader looks without a new caller before it submits, in a group and among groups (which take longer); an arrival restarts
-/// the count.
+/// Polls without a new caller before a leader submits, in a group and among the leaders of groups (which take longer). A new caller
+/// restarts the count.
 const LINGER: u64 = if cfg!(loom) { 1 } else { 16 };
 const TOP_LINGER: u64 = if cfg!(loom) { 1 } else { 64 };
 
-/// In every eighth round the leader lingers for as long as it may, to find out whether that pays again.
+/// Every eighth round the leader lingers for as long as it may, to find out whether that pays again.
 const PROBE: u64 = 8;
 
-/// Looks of a CPU for its answer before it yields to the scheduler: some microseconds, longer than hardware usually takes.
+/// Polls for the answer before a caller yields to the scheduler: some microseconds, longer than hardware usually takes.
 const SPINS: u32 = 256;
 
-/// Looks of a group's leader for the end of a submission under way: it ends long before. The model checker leaves plain stores of two
-/// threads unordered, may read either of them for ever, and so would look for ever.
-const UNDER_WAY: u32 = if cfg!(loom) { 2 } else { u32::MAX };
+/// Polls of a group's leader for the end of a submission in flight, which ends long before. Under loom few: it leaves relaxed stores of two
+/// threads unordered, and may return the older one for ever.
+const IN_FLIGHT_POLLS: u32 = if cfg!(loom) { 2 } else { u32::MAX };
 
-/// How often others look before they stop leaving the lead to the preferred caller.
+/// Polls for which other callers leave the lead to the preferred one.
 const PATIENCE: u32 = if cfg!(loom) { 1 } else { 4 };
 const TOP_PATIENCE: u32 = if cfg!(loom) { 1 } else { 16 };
 
 /// Shared waits of CPUs for one hardware queue: one wait for all callers that wait at the same time. A driver keeps it beside its queue; a
 /// [`SharedQueue`](super::SharedQueue) is this and a queue.
 ///
-/// - As a rule a request is in the submission after the one under way. It waits for at most five submissions if leaders are prompt,
-///   whatever the number of CPUs, plus those that end while a leader lingers or is preempted; if callers have more than 64 requests for
-///   different domains, for at most twice as many as all of them need. A caller waits for others as long as their submissions take, without
-///   a limit of its own: one that never goes on, as its CPU has stopped, keeps the others for ever.
 /// - Each caller gets the result of the submission with its own requests.
-/// - Device-TLB invalidations, and more than 64 requests at once, go alone.
+/// - As a rule a request is in the submission after the one in flight. It waits for at most five submissions if leaders are prompt,
+///   whatever the number of CPUs, plus those that end while a leader lingers or is preempted; if callers have more than 64 requests for
+///   different domains, for at most twice as many as all of them need.
+/// - A wait for another caller has no timeout of its own: if a leader's CPU stops for good, the callers that it serves wait for ever.
+/// - Device-TLB invalidations, and more than 64 requests at once, are not shared.
 /// - Nothing is allocated after [`new`](Self::new).
 #[derive(Debug)]
 pub struct SharedWaits {
-    machine: CachePadded<Machine>,
-    /// In the last round of a group there were more callers than cores, or than slots.
-    crowded: CachePadded<AtomicBool>,
+    fixed: CachePadded<Fixed>,
+    /// A group's last round had more callers than cores, or a caller found no slot.
+    oversubscribed: CachePadded<AtomicBool>,
 }
 
 #[derive(Debug)]
-struct Machine {
-    meetings: Option<Meetings>,
+struct Fixed {
+    levels: Option<Levels>,
     cores: u64,
 }
 
 #[derive(Debug)]
-struct Meetings {
-    top: Meeting,
-    under_way: UnderWay,
-    groups: Box<[Meeting]>,
+struct Levels {
+    top: Group,
+    in_flight: InFlight,
+    groups: Box<[Group]>,
 }
 
-impl Meetings {
+impl Levels {
     fn new(cpus: u64) -> Result<Self, OutOfMemory> {
         let groups = cpus.div_ceil(SLOTS as u64).clamp(1, SLOTS as u64) as usize;
         Ok(Self {
-            top: Meeting::new()?,
-            under_way: UnderWay::new(),
-            groups: heap::slice(groups, |_| Meeting::new())?,
+            top: Group::new()?,
+            in_flight: InFlight::new(),
+            groups: heap::slice(groups, |_| Group::new())?,
         })
     }
 
-    /// For a submission beside no other: the last rounds had one caller, and none is under way.
+    /// Begins a submission, if none is in flight, and the leaders' group is uncontended.
     fn alone(&self) -> Option<Submission<'_>> {
-        (self.top.is_quiet() && self.under_way.now().is_none()).then(|| self.under_way.begin())
+        (self.top.is_uncontended() && self.in_flight.now().is_none()).then(|| self.in_flight.begin())
     }
 }
 
 #[derive(Clone, Copy)]
 enum Level<'a> {
     /// A caller in the group of this number.
-    Group(usize, &'a Meeting),
-    /// A group's leader among the leaders, and whether it has met another submission.
-    Top { has_company: bool },
+    Group(usize, &'a Group),
+    /// A group's leader in the leaders' group. `overlaps`: it has seen another submission.
+    Top { overlaps: bool },
 }
 
 impl SharedWaits {
-    /// For the CPUs 0 to `cpus` - 1; higher numbers share with lower ones. CPUs 0 to 15 share waits among themselves before they share them
-    /// with others, then 16 to 31, and so on up to 255. Takes 5 KiB for each 16 CPUs, and 5 KiB more: 85 KiB at most. With no CPU, and
-    /// without memory, each caller submits alone.
+    /// For the CPUs 0 to `cpus` - 1; higher numbers join the groups of lower ones. CPUs 0 to 15 are the first *group*, 16 to 31 the next,
+    /// and so on up to 255: a group shares waits among its own CPUs before it shares them with other groups. Takes 5 KiB for each 16 CPUs,
+    /// and 5 KiB more: 85 KiB at most. If `cpus` is 0, or there is no memory, each caller submits alone.
     pub fn new(cpus: usize) -> Self {
-        let meetings = if cpus == 0 { None } else { Meetings::new(cpus as u64).ok() };
-        let machine = CachePadded(Machine { meetings, cores: cpus as u64 });
-        Self { machine, crowded: CachePadded(AtomicBool::new(false)) }
+        let levels = if cpus == 0 { None } else { Levels::new(cpus as u64).ok() };
+        let fixed = CachePadded(Fixed { levels, cores: cpus as u64 });
+        Self { fixed, oversubscribed: CachePadded(AtomicBool::new(false)) }
     }
 
-    /// These requests, if they may go with those of other callers: not if waits are not shared, nor if they are more than a batch holds,
-    /// nor if one is a device-TLB invalidation, which may take long.
+    /// `requests`, if they may share a submission with other callers'. `None` if waits are not shared, if they are more than a batch holds,
+    /// or if one is a device-TLB invalidation, which may take long.
     #[inline]
     pub fn share<'a>(&'a self, requests: &'a [Request]) -> Option<Shareable<'a>> {
-        let meetings = self.machine.0.meetings.as_ref()?;
+        let levels = self.fixed.0.levels.as_ref()?;
         let is_for_device =
             |request: &Request| matches!(request.invalidation, Invalidation::DeviceTlb { .. });
         let may = requests.len() <= BATCH && !requests.iter().any(is_for_device);
-        may.then_some(Shareable { waits: self, meetings, requests })
+        may.then_some(Shareable { waits: self, levels, requests })
     }
 
-    /// Waits for the answer, and takes the lead if nobody has it.
+    /// Waits for the answer, and leads if no other caller does.
     fn wait(
         &self,
-        meetings: &Meetings,
+        levels: &Levels,
         level: Level<'_>,
-        held: &Held<'_>,
+        waiter: &Waiter<'_>,
         hardware: &impl Fn(&[Request]) -> Result<(), InvalidationError>,
     ) -> Result<(), InvalidationError> {
-        let (meeting, patience) = match level {
+        let (group, patience) = match level {
             Level::Group(_, group) => (group, PATIENCE),
-            Level::Top { .. } => (&meetings.top, TOP_PATIENCE),
+            Level::Top { .. } => (&levels.top, TOP_PATIENCE),
         };
-        let (mut looks, mut last) = (0_u32, held.last());
-        // Looks for which it leaves the lead to the preferred caller, and does not look at lines that all callers want.
-        let mut patient = if last.is_turn_of(held.number) { 0 } else { patience };
+        let (mut polls, mut last) = (0_u32, waiter.last());
+        // Polls left for which this caller leaves the lead to the preferred one, and reads no line that all callers poll.
+        let mut patient = if last.may_lead(waiter.number) { 0 } else { patience };
         loop {
-            if let Some(answer) = held.answer() {
+            if let Some(answer) = waiter.answer() {
                 return answer;
             }
-            let crowded = self.crowded.0.load(Ordering::Relaxed);
-            if (crowded || patient == 0) && !meeting.is_led() {
-                let state = meeting.state();
-                let may_lead = crowded || state.is_turn_of(held.number) || state == last;
+            let oversubscribed = self.oversubscribed.0.load(Ordering::Relaxed);
+            if (oversubscribed || patient == 0) && !group.has_leader() {
+                let state = group.state();
+                // If the word is the same as at the last check, the preferred caller does not come.
+                let may_lead = oversubscribed || state.may_lead(waiter.number) || state == last;
                 (last, patient) = (state, patience);
-                if may_lead && let Some(lead) = held.lead() {
+                if may_lead && let Some(leader) = waiter.try_lead() {
                     match level {
-                        Level::Group(number, _) => self.lead_group(meetings, number, lead, hardware),
-                        Level::Top { has_company } => self.lead(meetings, lead, has_company, hardware),
+                        Level::Group(number, _) => self.lead_group(levels, number, leader, hardware),
+                        Level::Top { overlaps } => self.lead_top(levels, leader, overlaps, hardware),
                     }
                     continue;
                 }
             }
-            looks = self.rest(looks);
+            polls = self.relax(polls);
             patient = patient.saturating_sub(1);
         }
     }
 
-    /// Pauses after `looks` looks: yields the core if others need it, or after many. Returns the number of looks.
-    fn rest(&self, looks: u32) -> u32 {
-        if looks == SPINS || self.crowded.0.load(Ordering::Relaxed) {
+    /// Pauses after a number of polls: yields the core if others need it, or after [`SPINS`]. Returns the new number.
+    fn relax(&self, polls: u32) -> u32 {
+        if polls == SPINS || self.oversubscribed.0.load(Ordering::Relaxed) {
             pause();
-            return looks;
+            return polls;
         }
-        spin_among(looks);
-        looks + 1
+        spin_among(polls);
+        polls + 1
     }
 
-    /// Leads a group: collects its requests, and takes them to the leaders' meeting.
+    /// Leads a group: collects its requests, and submits them alone or through the leaders' group.
     fn lead_group(
         &self,
-        meetings: &Meetings,
+        levels: &Levels,
         number: usize,
-        mut lead: Lead<'_>,
+        mut leader: Leader<'_>,
         hardware: &impl Fn(&[Request]) -> Result<(), InvalidationError>,
     ) {
-        let top = &meetings.top;
-        meetings.under_way.fetch();
-        lead.begin();
-        self.linger(&mut lead, LINGER);
-        let before = meetings.under_way.now();
-        // Callers that come while the hardware works join the next submission. The leader waits for the end of this one only.
+        let top = &levels.top;
+        levels.in_flight.fetch();
+        leader.begin();
+        self.linger(&mut leader, LINGER);
+        let before = levels.in_flight.now();
+        // While the hardware works, more callers join the next submission. The leader waits for the end of this one only.
         if before.is_some() {
-            let mut looks = 0;
-            for _ in 0..UNDER_WAY {
-                // A caller that asked before the end is mostly found after it.
-                let is_over = meetings.under_way.now() != before;
-                lead.take_more();
+            let mut polls = 0;
+            for _ in 0..IN_FLIGHT_POLLS {
+                // Read first, so that callers that published before the end are collected, as a rule.
+                let is_over = levels.in_flight.now() != before;
+                leader.collect_more();
                 if is_over {
                     break;
                 }
-                looks = self.rest(looks);
+                polls = self.relax(polls);
             }
         }
         if before.is_none()
-            && let Some(submission) = meetings.alone()
+            && let Some(submission) = levels.alone()
         {
-            let result = hardware(lead.batch().requests());
+            let result = hardware(leader.batch().requests());
             drop(submission);
-            return self.end(lead, result, false);
+            return self.finish(leader, result, false);
         }
-        // Another one may have begun since.
-        let has_company = before.is_some() || meetings.under_way.now().is_some();
-        // There is a slot, as only a group's leader takes one here.
-        let Some(held) = Held::new(top, number) else {
-            let result = hardware(lead.batch().requests());
-            return self.end(lead, result, true);
+        // Another submission may have begun since.
+        let overlaps = before.is_some() || levels.in_flight.now().is_some();
+        // There are as many slots as groups, and only groups' leaders take them: so one is free.
+        let Some(waiter) = Waiter::new(top, number) else {
+            let result = hardware(leader.batch().requests());
+            return self.finish(leader, result, true);
         };
-        let requests = lead.batch().requests();
-        let (result, had_company) = held.ask(requests, |held| {
-            let level = Level::Top { has_company };
-            (self.wait(meetings, level, held, hardware), held.last().had_company())
+        let requests = leader.batch().requests();
+        let (result, had_several) = waiter.publish(requests, |waiter| {
+            let level = Level::Top { overlaps };
+            (self.wait(levels, level, waiter, hardware), waiter.last().had_several())
         });
-        self.end(lead, result, has_company || had_company);
+        self.finish(leader, result, overlaps || had_several);
     }
 
-    fn end(&self, lead: Lead<'_>, result: Result<(), InvalidationError>, has_company: bool) {
-        let callers = lead.finish(result, has_company) as usize;
-        if callers as u64 > self.machine.0.cores {
-            self.crowds(true);
+    fn finish(&self, leader: Leader<'_>, result: Result<(), InvalidationError>, overlaps: bool) {
+        let callers = leader.finish(result, overlaps) as usize;
+        if callers as u64 > self.fixed.0.cores {
+            self.set_oversubscribed(true);
         } else if callers < SLOTS {
-            self.crowds(false);
+            self.set_oversubscribed(false);
         }
     }
 
-    fn crowds(&self, crowded: bool) {
-        let known = &self.crowded.0;
-        if known.load(Ordering::Relaxed) != crowded {
-            known.store(crowded, Ordering::Relaxed);
+    fn set_oversubscribed(&self, oversubscribed: bool) {
+        let hint = &self.oversubscribed.0;
+        if hint.load(Ordering::Relaxed) != oversubscribed {
+            hint.store(oversubscribed, Ordering::Relaxed);
         }
     }
 
-    fn lead(
+    fn lead_top(
         &self,
-        meetings: &Meetings,
-        mut lead: Lead<'_>,
-        has_company: bool,
+        levels: &Levels,
+        mut leader: Leader<'_>,
+        overlaps: bool,
         hardware: &impl Fn(&[Request]) -> Result<(), InvalidationError>,
     ) {
-        lead.begin();
-        self.linger(&mut lead, TOP_LINGER);
-        let submission = meetings.under_way.begin();
-        let result = hardware(lead.batch().requests());
+        leader.begin();
+        self.linger(&mut leader, TOP_LINGER);
+        let submission = levels.in_flight.begin();
+        let result = hardware(leader.batch().requests());
         drop(submission);
-        lead.finish(result, has_company);
+        leader.finish(result, overlaps);
     }
 
-    /// Gives callers that were just answered time to come again, and collects their requests.
-    fn linger(&self, lead: &mut Lead<'_>, most: u64) {
-        // Where not all can run, a look yields the core once.
-        let crowded = self.crowded.0.load(Ordering::Relaxed);
-        let rest: fn() = if crowded { pause } else { spin };
-        let may = lead.looks(most, PROBE);
-        let mut looks = 0;
-        while looks < may && lead.missing() != 0 && !lead.is_full() {
-            rest();
-            looks += 1;
-            if lead.has_come() && lead.take_more() {
-                looks = 0;
+    /// Waits a moment for callers that were just answered, and collects their next requests.
+    fn linger(&self, leader: &mut Leader<'_>, most: u64) {
+        // If not all callers have a core, a poll yields this one once.
+        let oversubscribed = self.oversubscribed.0.load(Ordering::Relaxed);
+        let relax: fn() = if oversubscribed { pause } else { spin };
+        let may = leader.linger_polls(most, PROBE);
+        let mut polls = 0;
+        while polls < may && leader.missing() != 0 && !leader.is_full() {
+            relax();
+            polls += 1;
+            if leader.next_is_pending() && leader.collect_more() {
+                polls = 0;
             }
         }
-        lead.take_more();
-        lead.lingered(may, most);
+        leader.collect_more();
+        leader.set_linger(may, most);
     }
 }
 
-/// Requests that may go with those of other callers: [`SharedWaits::share`].
+/// Requests that may share a submission with other callers': see [`SharedWaits::share`].
 #[derive(Debug)]
 pub struct Shareable<'a> {
     waits: &'a SharedWaits,
-    meetings: &'a Meetings,
+    levels: &'a Levels,
     requests: &'a [Request],
 }
 
 impl Shareable<'_> {
-    /// Submits the requests by `hardware`, which waits for their end; or by the `hardware` of another caller, in one batch with others'
-    /// requests. A batch has requests, and nothing else of a caller: so every caller's `hardware` must do the same for the same requests.
-    /// After `Ok`, some call of a `hardware` that began after this call, with requests that cover all of these, has returned `Ok`.
+    /// Submits the requests: alone by `hardware`, which returns when the hardware has confirmed them, or in a batch by another caller's
+    /// `hardware`. So every caller's `hardware` must do the same for the same requests. After `Ok`, a call of some caller's `hardware` that
+    /// began after this call, with requests that cover all of these, has returned `Ok`.
     ///
     /// `cpu` returns the calling CPU, a hint that may be out of date at once; or `None` if the caller must not wait for other callers
     /// ([`SharedQueue::with_cpus`](super::SharedQueue::with_cpus)): then it submits alone.
@@ -277,25 +278,25 @@ impl Shareable<'_> {
         cpu: impl FnOnce() -> Option<usize>,
         hardware: impl Fn(&[Request]) -> Result<(), InvalidationError>,
     ) -> Result<(), InvalidationError> {
-        let Self { waits, meetings, requests } = self;
+        let Self { waits, levels, requests } = self;
         let Some(cpu) = cpu() else { return hardware(requests) };
-        let number = cpu / SLOTS % meetings.groups.len();
-        let group = &meetings.groups[number];
-        if group.is_quiet()
-            && let Some(submission) = meetings.alone()
+        let number = cpu / SLOTS % levels.groups.len();
+        let group = &levels.groups[number];
+        if group.is_uncontended()
+            && let Some(submission) = levels.alone()
         {
             let result = hardware(requests);
-            if submission.had_company() {
-                meetings.top.expects_company();
+            if submission.overlapped() {
+                levels.top.mark_contended();
             }
             return result;
         }
-        // More callers than CPUs: some of them submit alone.
-        let Some(held) = Held::new(group, cpu % SLOTS) else {
-            waits.crowds(true);
+        // More callers than slots.
+        let Some(waiter) = Waiter::new(group, cpu % SLOTS) else {
+            waits.set_oversubscribed(true);
             return hardware(requests);
         };
-        held.ask(requests, |held| waits.wait(meetings, Level::Group(number, group), held, &hardware))
+        waiter.publish(requests, |waiter| waits.wait(levels, Level::Group(number, group), waiter, &hardware))
     }
 }
 

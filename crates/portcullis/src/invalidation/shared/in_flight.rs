@@ -1,14 +1,14 @@
-//! Whether a submission is under way, by plain stores of callers without company, and of leaders. A hint that orders nothing: submissions
-//! may always go beside each other. Of two that overlap, the first end may hide the other.
+//! Whether a submission is in flight: a word that callers without a slot, and leaders, store without a read-modify-write. It is a hint that
+//! orders nothing: submissions may overlap. If two do, the word may say that none is in flight as soon as one of them ends.
 
 use crate::percpu::CachePadded;
 use crate::sync::{AtomicU64, Ordering, prefetch};
 
-/// Odd while a submission is under way.
+/// Odd while a submission is in flight.
 #[derive(Debug)]
-pub(super) struct UnderWay(CachePadded<AtomicU64>);
+pub(super) struct InFlight(CachePadded<AtomicU64>);
 
-impl UnderWay {
+impl InFlight {
     pub fn new() -> Self {
         Self(CachePadded(AtomicU64::new(0)))
     }
@@ -17,7 +17,8 @@ impl UnderWay {
         prefetch(&raw const self.0.0);
     }
 
-    /// The submission that is under way. One that begins beside it may have the same number, and after a race a later one, too.
+    /// The number of the submission in flight, if any. One that overlaps with it may have the same number; so may a later one, after a
+    /// race.
     pub fn now(&self) -> Option<u64> {
         Some(self.0.0.load(Ordering::Relaxed)).filter(|number| number & 1 != 0)
     }
@@ -36,20 +37,20 @@ pub(super) struct Submission<'a> {
 
 impl Submission<'_> {
     /// Whether another one has begun or ended since, as far as the word tells.
-    pub fn had_company(&self) -> bool {
+    pub fn overlapped(&self) -> bool {
         self.word.load(Ordering::Relaxed) != self.number
     }
 }
 
 impl Drop for Submission<'_> {
     fn drop(&mut self) {
-        // The word's last store is an end: the caller that was the last to store a beginning finds it here. Others leave the word as it is.
-        if !self.had_company() {
+        // When all have ended, the word is even: the submission that stored the last odd number finds it here, and ends it.
+        if !self.overlapped() {
             self.word.store(self.number.wrapping_add(1), Ordering::Relaxed);
         }
     }
 }
 
 #[cfg(all(test, not(loom)))]
-#[path = "../../../tests/inside/invalidation/shared/under_way.rs"]
+#[path = "../../../tests/inside/invalidation/shared/in_flight.rs"]
 mod tests;
