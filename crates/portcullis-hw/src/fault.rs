@@ -95,13 +95,13 @@ impl fmt::Display for Fault {
             None => &"access",
         };
         let reason = self.reason;
-        write!(f, "device {:#x} was not let {access} ", self.device.0)?;
+        write!(f, "device {:#x} could not {access} ", self.device.0)?;
         match self.address {
             Some(address) => write!(f, "{address}")?,
             None => f.write_str("memory")?,
         }
         if let Some(pasid) = self.pasid {
-            write!(f, " in process address space {pasid}")?;
+            write!(f, " with PASID {pasid}")?;
         }
         write!(f, ": {reason} (code {:#x})", self.code)
     }
@@ -123,11 +123,11 @@ mod tests {
             reason: Reason::NotMapped,
             code: 5,
         };
-        let said = "device 0x28 was not let write 0x5000 in process address space 7: nothing is mapped there for this \
+        let said = "device 0x28 could not write 0x5000 with PASID 7: nothing is mapped there for this \
             (code 0x5)";
         assert_eq!(alloc::format!("{fault}"), said);
         let unknown = Fault { pasid: None, address: None, access: None, reason: Reason::Other, ..fault };
-        let said = "device 0x28 was not let access memory: the code says why (code 0x5)";
+        let said = "device 0x28 could not access memory: the code says why (code 0x5)";
         assert_eq!(alloc::format!("{unknown}"), said);
     }
 
@@ -147,7 +147,7 @@ mod tests {
             (Access::Execute, "execute from"),
             (Access::Atomic, "read and write"),
         ] {
-            let said = alloc::format!("device 0x28 was not let {words} memory: the code says why (code 0x5)");
+            let said = alloc::format!("device 0x28 could not {words} memory: the code says why (code 0x5)");
             assert_eq!(alloc::format!("{}", Fault { access: Some(access), ..fault }), said);
         }
         for (reason, words) in [
@@ -161,7 +161,7 @@ mod tests {
             (Reason::Unreadable, "the unit could not read its structures"),
             (Reason::Other, "the code says why"),
         ] {
-            let said = alloc::format!("device 0x28 was not let access memory: {words} (code 0x5)");
+            let said = alloc::format!("device 0x28 could not access memory: {words} (code 0x5)");
             assert_eq!(alloc::format!("{}", Fault { reason, ..fault }), said);
         }
     }

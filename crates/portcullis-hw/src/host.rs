@@ -100,7 +100,7 @@ pub trait Host: Send + Sync + 'static {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum UnitError {
-    /// The registers read unlike a unit's: nothing is there, or it is off.
+    /// The registers do not read as a unit's do: there is none, or it is off.
     #[error("no IOMMU answers: its {register} register reads {value:#x}")]
     NotThere {
         /// The register's name.
@@ -153,7 +153,7 @@ pub enum UnitError {
         /// Their levels.
         levels: u32,
     },
-    /// The root of a page table is no frame's address.
+    /// The root of a page table is not at a multiple of its size.
     #[error(
         "a page table's root is at {root}, where none can be: roots are whole frames at multiples of their size"
     )]
@@ -180,7 +180,7 @@ pub enum UnitError {
         domain: u16,
     },
     /// The device reserves addresses that its domain may map.
-    #[error("device {device:#x} keeps {range} for itself: reserve it in the domain, which may map it")]
+    #[error("device {device:#x} reserves {range}, which its domain may map: reserve it in the domain, too")]
     Reserved {
         /// The device's number.
         device: u32,
@@ -204,7 +204,7 @@ pub enum UnitError {
         code: u32,
     },
     /// Other clones of the `Arc` exist: only the last one shuts the unit down.
-    #[error("the IOMMU is in use elsewhere: the last that has it can shut it down")]
+    #[error("the IOMMU is still in use: only the last handle can shut it down")]
     Shared,
     /// The unit did not confirm the invalidation of a device's former context. The device reaches nothing new, and may reach what it
     /// reached until now.

@@ -32,17 +32,17 @@ sentences::sentences! {
         NotAttached { device: 0x28 } => "device 0x28 is not attached";
         DomainInUse { domain: 10 } => "domain 10 is in use";
         Reserved { device: 0x28, range: range() } =>
-            "device 0x28 keeps [0x5000, 0x6fff] for itself: reserve it in the domain, which may map it";
+            "device 0x28 reserves [0x5000, 0x6fff], which its domain may map: reserve it in the domain, too";
         Refused { what: "attach a device", code: 0x1f } => "the IOMMU refused to attach a device (code 0x1f)";
         Incomplete { device: 0x28, code: 0x1f } =>
             "device 0x28 is attached, but the IOMMU refused mappings of its domain (code 0x1f)";
-        Shared => "the IOMMU is in use elsewhere: the last that has it can shut it down";
+        Shared => "the IOMMU is still in use: only the last handle can shut it down";
         Unconfirmed(InvalidationError::Rejected { code: 0x1f }) =>
             "the IOMMU did not confirm that it has forgotten a context: the IOMMU reported an error for an invalidation (code 0x1f)";
     }
 
     of_domains: DomainError {
-        Unit(UnitError::Shared) => "the IOMMU is in use elsewhere: the last that has it can shut it down";
+        Unit(UnitError::Shared) => "the IOMMU is still in use: only the last handle can shut it down";
         Setup(SetupError::NoPageSize) => "the mapper states no page size, or one below 4 KiB or above 2 GiB as its smallest";
         Untranslated { range: range(), last: Iova::new(0xffff) } =>
             "firmware reserves [0x5000, 0x6fff] for a device, and the IOMMU does not translate all of it: it translates addresses up \
@@ -55,9 +55,9 @@ sentences::sentences! {
 
     of_firmwares_tables: AcpiError {
         Signature { found: *b"IV\x1b\0", wanted: *b"DMAR" } =>
-            r"the table is IV\x1b\x00, and DMAR was looked for";
-        Cut { bytes: 35, wanted: 36 } => "the table has 35 bytes, and wants 36";
-        OutOfMemory => "no memory for what the table says";
+            r"the table's signature is IV\x1b\x00, not DMAR";
+        Cut { bytes: 35, wanted: 36 } => "the table has 35 bytes, and needs 36";
+        OutOfMemory => "no memory for the table's contents";
     }
 
     of_flaws: Flaw {
@@ -68,7 +68,7 @@ sentences::sentences! {
         Short { offset: 0x30, len: 15 } =>
             "the structure at offset 0x30 has 15 bytes, too few for its kind: it is not used";
         Kind { offset: 0x30, kind: 15 } => "the structure at offset 0x30 is of the unknown kind 0xf: it is not used";
-        AddressBits { bits: 80 } => "physical addresses are said to have 80 bits";
+        AddressBits { bits: 80 } => "the table says that physical addresses have 80 bits";
         Registers { offset: 0x30, registers: 0x800 } =>
             "the unit at offset 0x30 has its registers at 0x800, where none can be: it is refused, and no other unit is in front of \
              its devices";
@@ -76,12 +76,12 @@ sentences::sentences! {
             it is refused";
         Devices { offset: 0x30 } => "the devices of the unit at offset 0x30 are not all known: it is refused";
         Others { offset: 0x30, segment: 15 } =>
-            "the unit at offset 0x30 is in front of all other devices of PCI segment 15, and which these are is not known: only \
-             devices that it names are taken for its own";
+            "the unit at offset 0x30 is in front of all other devices of PCI segment 15, which are not known: it gets only the \
+             devices that it names";
         Twice { offset: 0x50, first: 0x30 } =>
             "the structure at offset 0x50 contradicts or repeats the one at 0x30, which came first";
         Path { offset: 0x30 } =>
-            "the device scope at offset 0x30 leads to no device that there can be: it is not used";
+            "the device scope at offset 0x30 leads to no possible device: it is not used";
         Name { offset: 0x30 } => "the name at offset 0x30 cannot be read: its device has none";
         Nameless { number: 15 } =>
             "a device scope names device 15 of the ACPI namespace, which the table gives no name";
@@ -94,7 +94,7 @@ sentences::sentences! {
         RegionBackwards { offset: 0x30, first: 0x28, last: 0x20 } =>
             "the reserved region at offset 0x30 goes from 0x28 to 0x20: it is not used";
         PageZero { offset: 0x30 } =>
-            "the reserved region at offset 0x30 lies in page 0, and stands for none: it is not used";
+            "the reserved region at offset 0x30 lies in page 0, which means none: it is not used";
         Unaligned { offset: 0x30, range: range() } =>
             "the reserved region [0x5000, 0x6fff] at offset 0x30 is not of whole pages: all pages that it touches are used";
         ForNobody { offset: 0x30 } => "the reserved region at offset 0x30 is for no device: it is not used";
@@ -104,7 +104,7 @@ sentences::sentences! {
         Mappings { offset: 0x30, count: 9, held: 8 } =>
             "the node at offset 0x30 names 9 mappings or regions, and holds 8 of them";
         Reference { offset: 0x30, to: 0x50 } =>
-            "the mapping at offset 0x30 leads to offset 0x50, where no such node is: what it maps is behind no unit";
+            "the mapping at offset 0x30 leads to offset 0x50, where no such node is: its IDs are behind no unit";
         Overlap { first: 0x30, second: 0x50, id: 15 } =>
             "the mappings at offsets 0x30 and 0x50 both have identifier 0xf";
     }

@@ -69,7 +69,7 @@ pub enum SetupError {
     /// A device does not reach all [buffers of its domain's pool](crate::dma::BufferPool), which it was to use:
     /// [`PoolConfig::reached_by`](crate::bounce::PoolConfig::reached_by) makes a pool that it reaches.
     #[error(
-        "the device reaches addresses up to {last:#x}, and the pool's buffers lie up to {end}: `PoolConfig::limit` has them lie lower"
+        "the device reaches addresses up to {last:#x}, and the pool's buffers lie up to {end}: `PoolConfig::reached_by` places them lower"
     )]
     PoolBeyondReach {
         /// The highest address that the device can put on the bus.
@@ -86,13 +86,13 @@ pub enum SetupError {
     NoCopyMemory,
     /// The domain of a non-coherent device has no [cache maintenance](crate::dma::DomainBuilder::cache_maintenance).
     #[error(
-        "the domain has no cache maintenance for a device that is not coherent: `cache_maintenance` gives it to its builder"
+        "the domain has no cache maintenance for a device that is not coherent: give it to the domain's builder by `cache_maintenance`"
     )]
     NoCacheMaintenance,
     /// A non-coherent device was to have mappings [by address](crate::dma::DmaOps), or [buffers of a
     /// pool](crate::dma::BufferPool), which do no cache maintenance.
     #[error(
-        "a device that is not coherent, or a pool of uncached memory: only queues know when to clean and when to invalidate"
+        "the device is not coherent, or the pool's memory is uncached: use a queue, as only queues do cache maintenance"
     )]
     NotCoherent,
     /// The size of a cache line is not a power of two up to a frame, or up to a slot of the pool through which the
@@ -134,7 +134,7 @@ pub enum SetupError {
     /// The domain's devices use physical addresses, so it has no rings and no pool of bounce buffers.
     #[error("a domain without translation has no rings, and no bounce pool")]
     NotTranslated,
-    /// The pool that was to copy for a ring is another domain's, whose addresses mean something else to the device.
+    /// The pool that was to copy for a ring belongs to another domain, so its addresses are not the device's.
     #[error("the pool is not one of the ring's domain")]
     OtherDomain,
     /// The threshold is larger than the largest class that there can be.

@@ -7,7 +7,7 @@ use portcullis::addr::{AddrError, IovaRange};
 #[non_exhaustive]
 pub enum AcpiError {
     /// It has another signature.
-    #[error("the table is {}, and {} was looked for", found.escape_ascii(), wanted.escape_ascii())]
+    #[error("the table's signature is {}, not {}", found.escape_ascii(), wanted.escape_ascii())]
     Signature {
         /// The signature found.
         found: [u8; 4],
@@ -15,7 +15,7 @@ pub enum AcpiError {
         wanted: [u8; 4],
     },
     /// It is shorter than its header, or than its length field says.
-    #[error("the table has {bytes} bytes, and wants {wanted}")]
+    #[error("the table has {bytes} bytes, and needs {wanted}")]
     Cut {
         /// Its length.
         bytes: usize,
@@ -23,7 +23,7 @@ pub enum AcpiError {
         wanted: usize,
     },
     /// There is no memory for its contents.
-    #[error("no memory for what the table says")]
+    #[error("no memory for the table's contents")]
     OutOfMemory,
 }
 
@@ -69,7 +69,7 @@ pub enum Flaw {
         kind: u16,
     },
     /// An address width narrower than a page.
-    #[error("physical addresses are said to have {bits} bits")]
+    #[error("the table says that physical addresses have {bits} bits")]
     AddressBits {
         /// The width.
         bits: u32,
@@ -105,8 +105,8 @@ pub enum Flaw {
     },
     /// A unit that takes all other devices of a segment, while the devices of a refused unit are not known.
     #[error(
-        "the unit at offset {offset:#x} is in front of all other devices of PCI segment {segment}, and which these are is not known: \
-         only devices that it names are taken for its own"
+        "the unit at offset {offset:#x} is in front of all other devices of PCI segment {segment}, which are not known: it gets only \
+         the devices that it names"
     )]
     Others {
         /// Offset of its structure.
@@ -125,7 +125,7 @@ pub enum Flaw {
         first: usize,
     },
     /// A path, or a device and function, that no device can have.
-    #[error("the device scope at offset {offset:#x} leads to no device that there can be: it is not used")]
+    #[error("the device scope at offset {offset:#x} leads to no possible device: it is not used")]
     Path {
         /// Its offset.
         offset: usize,
@@ -181,7 +181,7 @@ pub enum Flaw {
         last: u64,
     },
     /// A reserved region inside page 0, which firmware writes for "none". Linux maps the page.
-    #[error("the reserved region at offset {offset:#x} lies in page 0, and stands for none: it is not used")]
+    #[error("the reserved region at offset {offset:#x} lies in page 0, which means none: it is not used")]
     PageZero {
         /// Offset of its structure.
         offset: usize,
@@ -230,7 +230,7 @@ pub enum Flaw {
     },
     /// A mapping whose target is no node that it may name.
     #[error(
-        "the mapping at offset {offset:#x} leads to offset {to:#x}, where no such node is: what it maps is behind no unit"
+        "the mapping at offset {offset:#x} leads to offset {to:#x}, where no such node is: its IDs are behind no unit"
     )]
     Reference {
         /// Offset of the mapping.

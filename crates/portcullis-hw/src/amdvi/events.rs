@@ -224,22 +224,22 @@ mod tests {
             (
                 record(0x0700, 7, 0),
                 0xff_ffc0_2000,
-                "device 0x700 was not let access 0xffffc02000: nothing is mapped there for this (code 0x2000)",
+                "device 0x700 could not access 0xffffc02000: nothing is mapped there for this (code 0x2000)",
             ),
             (
                 record(0x0060, 0, 0x50),
                 0x7e80_0000,
-                "device 0x60 was not let read 0x7e800000: the device is attached to nothing (code 0x2050)",
+                "device 0x60 could not read 0x7e800000: the device is attached to nothing (code 0x2050)",
             ),
             (
                 record(0x0060, 9, 0x70),
                 0x7e80_0010,
-                "device 0x60 was not let write 0x7e800010: the mapping does not allow this (code 0x2070)",
+                "device 0x60 could not write 0x7e800010: the mapping does not allow this (code 0x2070)",
             ),
             (
                 record(0x0100, 0xf, 0x20),
                 0xfdf8_0010,
-                "device 0x100 was not let access 0xfdf80010: nothing is mapped there for this (code 0x2020)",
+                "device 0x100 could not access 0xfdf80010: nothing is mapped there for this (code 0x2020)",
             ),
         ] {
             assert_eq!(alloc::format!("{}", decode(first, address).unwrap()), said);

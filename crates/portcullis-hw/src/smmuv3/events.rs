@@ -191,11 +191,11 @@ mod tests {
         for (words, said) in [
             (
                 [0x0000_0181_0000_0010, 0x0000_0201_0000_0000, 0xffff_e040, 0xffff_e000],
-                "device 0x181 was not let write 0xffffe040: nothing is mapped there for this (code 0x10)",
+                "device 0x181 could not write 0xffffe040: nothing is mapped there for this (code 0x10)",
             ),
             (
                 [0x0000_0901_0000_0002, 0, 0, 0],
-                "device 0x901 was not let access memory: the device is attached to nothing (code 0x2)",
+                "device 0x901 could not access memory: the device is attached to nothing (code 0x2)",
             ),
         ] {
             assert_eq!(alloc::format!("{}", decode(words)), said);

@@ -167,24 +167,24 @@ mod tests {
         for (words, said) in [
             (
                 (0xdcef_f000, record(0x00b7, 0x06, record::T1)),
-                "device 0xb7 was not let read 0xdceff000: nothing is mapped there for this (code 0x6)",
+                "device 0xb7 could not read 0xdceff000: nothing is mapped there for this (code 0x6)",
             ),
             (
                 (0x6997_4000, record(0x0500, 0x05, 0)),
-                "device 0x500 was not let write 0x69974000: nothing is mapped there for this (code 0x5)",
+                "device 0x500 could not write 0x69974000: nothing is mapped there for this (code 0x5)",
             ),
             (
                 (0xf0af_c000, record(0x0010, 0x07, 0)),
-                "device 0x10 was not let write 0xf0afc000: the unit could not read its structures (code 0x7)",
+                "device 0x10 could not write 0xf0afc000: the unit could not read its structures (code 0x7)",
             ),
             (
                 (0x7f00_0000_1000, record(0x0800, 0x71, record::PP | 3 << 40)),
-                "device 0x800 was not let write 0x7f0000001000 in process address space 3: nothing is mapped there for \
+                "device 0x800 could not write 0x7f0000001000 with PASID 3: nothing is mapped there for \
                  this (code 0x71)",
             ),
             (
                 (0x21 << 48, record(0x00f8, 0x22, 0)),
-                "device 0xf8 was not let write memory: the code says why (code 0x22)",
+                "device 0xf8 could not write memory: the code says why (code 0x22)",
             ),
         ] {
             assert_eq!(alloc::format!("{}", decode(words.0, words.1)), said);

@@ -106,12 +106,12 @@ sentences::sentences! {
         BeyondReach { last: 0xfff, first: AT } =>
             "the device reaches addresses up to 0xfff, and the domain's begin at 0xa000";
         PoolBeyondReach { last: 0xfff, end: AT } =>
-            "the device reaches addresses up to 0xfff, and the pool's buffers lie up to 0xa000: `PoolConfig::limit` has them lie lower";
+            "the device reaches addresses up to 0xfff, and the pool's buffers lie up to 0xa000: `PoolConfig::reached_by` places them lower";
         NoCopyMemory =>
             "the domain has no memory for a pool of buffers: its builder was given none (`bounce` or `swiotlb`)";
-        NoCacheMaintenance => "the domain has no cache maintenance for a device that is not coherent: `cache_maintenance` gives it to its builder";
+        NoCacheMaintenance => "the domain has no cache maintenance for a device that is not coherent: give it to the domain's builder by `cache_maintenance`";
         NotCoherent =>
-            "a device that is not coherent, or a pool of uncached memory: only queues know when to clean and when to invalidate";
+            "the device is not coherent, or the pool's memory is uncached: use a queue, as only queues do cache maintenance";
         CacheLine { line: 3, most: 0x1000 } => "cache lines of 3 bytes: a power of two up to 4096 is needed";
         Batch { batch: 300, most: 256 } => "batches of 300 mappings: a queue's batch has 1 to 256";
         NoEffect { option: "batch", strategy: "direct" } =>
