@@ -219,7 +219,7 @@ impl PhysSegment {
 #[inline]
 pub(crate) fn touch(list: &[PhysSegment], granule: PageSize) -> bool {
     let ends = |piece: &PhysSegment| piece.phys.0.wrapping_add(piece.len);
-    // Without a branch for each pair, as most lists touch.
+    // Without a branch for each pair, as the pieces of most lists do touch.
     list.windows(2).fold(0, |all, pair| all | ends(&pair[0]) | pair[1].phys.0) & granule.offset_mask() == 0
 }
 

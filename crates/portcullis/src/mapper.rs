@@ -59,8 +59,8 @@ pub unsafe trait Mapper: Send + Sync + 'static {
     /// Implementing or forwarding them needs the feature `parts`, which exports `percpu::Turn`.
     const IS_QUICK: bool = false;
 
-    /// Whether it can remove what one [`map`](Self::map) mapped only as a whole, as VFIO type 1 and iommufd do. The
-    /// domain then notes which parts are to go, and unmaps all of a mapping when no part of it is wanted.
+    /// Whether it removes only all of what one [`map`](Self::map) mapped, as VFIO type 1 and iommufd do. The domain
+    /// then notes which parts were unmapped, and removes the whole mapping with the last part.
     const REMOVES_WHOLES: bool = false;
 
     /// The addresses and page sizes of the address space. They never change.
@@ -157,12 +157,12 @@ pub unsafe trait Mapper: Send + Sync + 'static {
         false
     }
 
-    /// Removes the translations of `range`, holes or not, and adds the part of it that is [stale](Unmapped::stale) to
-    /// `gather`.
+    /// Removes all translations of `range`, which may have holes, and adds the part of it that is
+    /// [stale](Unmapped::stale) to `gather`.
     ///
     /// Fails only for parts of large pages, or of what the mapper can only remove as a whole: devices still reach the
     /// part that is [kept](Unmapped::kept), whatever [`sync`](Self::sync) says, so the caller keeps its memory and
-    /// addresses out of use. What one call mapped, or all that is left of it, can be removed at once.
+    /// addresses out of use. An unmap of all that one call mapped, or of all that is left of it, never fails.
     ///
     /// Context: allocates and may wait only to remove a part of a large page: see
     /// [`PageTable::unmap`](crate::pgtable::PageTable::unmap). The caller holds no CPU.
@@ -177,7 +177,7 @@ pub unsafe trait Mapper: Send + Sync + 'static {
 
     /// [`unmap`](Self::unmap)s `range`, and [`sync`](Self::sync)s what that removed, for mappers that do both at once
     /// for less. If not all of `range` was mapped, the sync covers everything, as another caller may have removed the
-    /// rest without one. Context: as for both.
+    /// rest and not synced it yet. Context: as for both.
     ///
     /// # Errors
     /// Besides what was unmapped, [`InvalidationError`]: devices may still reach it.
@@ -216,7 +216,7 @@ pub unsafe trait Mapper: Send + Sync + 'static {
     }
 
     /// As [`reclaim`](Self::reclaim), but does nothing if it would have to wait for another reclaim. A map that finds
-    /// no memory calls this: a mapper that has a `reclaim` has this, too.
+    /// no memory calls this, so a mapper that implements `reclaim` implements this, too.
     fn try_reclaim<P: Platform>(&self, platform: &P) -> Result<usize, InvalidationError> {
         let _ = platform;
         Ok(0)

@@ -13,8 +13,8 @@
 //! - **by runs**, one.
 //!
 //! The border between two blocks cuts no page that lies wholly in the range, as hardware need not drop a page of which a command names only
-//! a part (Intel VT-d, architecture specification, Rev. 4.1, section 6.5.2.3). Every page lies at a multiple of its size, and the border at
-//! a multiple of more than the size of any page that could lie across it.
+//! a part (Intel VT-d, architecture specification, Rev. 4.1, section 6.5.2.3). Pages lie at multiples of their size, so such a page across
+//! the border would be all of the range; a range that may be one page is not cut.
 
 use core::ops::Range;
 

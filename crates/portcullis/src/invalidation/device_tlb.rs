@@ -11,13 +11,13 @@
 //! - [`add`](DeviceTlbs::add) stores the device in the set, fences, and then invalidates the domain in the IOTLB. The device may fetch
 //!   translations only after that;
 //! - [`submit`](DeviceTlbs::submit) is called after the page-table entries were cleared (by any CPU). It submits for the devices that it
-//!   finds, and looks at the set again *after the confirmation*.
+//!   finds, and reads the set again *after the confirmation*.
 //!
-//! The second look counts. The queue's `Ok` says that the hardware reads from then on what the caller has stored; so all later walks find
-//! the entries cleared before the set is read, without a fence here. If the look finds the device, everything is submitted again with it.
-//! If not, `add`'s store comes later, and so do the device's walks, after `add`'s fence: they find the entries cleared. `add`'s
-//! invalidation drops what the IOTLB had of them, and ends older walks. (The look before the submission may be older than the clearing; it
-//! only saves a second submission.)
+//! The check after the confirmation decides. The queue's `Ok` says that the hardware reads from then on what the caller has stored; so all
+//! later walks find the entries cleared before the set is read, without a fence here. If the check finds the device, everything is
+//! submitted again with it. If not, `add`'s store comes later, and so do the device's walks, after `add`'s fence: they find the entries
+//! cleared. `add`'s invalidation drops what the IOTLB had of them, and ends older walks. (The read before the submission may be older than
+//! the clearing; it only saves a second submission.)
 //!
 //! Until `add`'s invalidation is confirmed, the device is *being added*. It gets invalidations like the others, but another `add` does not
 //! take it for present, as the device may not fetch yet; nor do the calls that take a device out.
@@ -98,7 +98,7 @@ impl DeviceTlbs {
         if self.place(value).is_some() {
             return Err(InvalidationError::BeingAdded);
         }
-        // Before the place is taken: a caller that reads 0 does not look at the places.
+        // Before the place is taken: a caller that reads 0 does not read the places.
         self.count.fetch_add(1, Ordering::Relaxed);
         let taken = self
             .places
@@ -167,7 +167,7 @@ impl DeviceTlbs {
         // Acquire: after the last `remove` that it sees.
         if self.count.load(Ordering::Acquire) == 0 {
             queue.submit(requests)?;
-            // The confirmation just before makes this look count: see the module's documentation.
+            // After the confirmation, so this read decides: see the module's documentation.
             if self.count.load(Ordering::Acquire) == 0 {
                 return Ok(());
             }

@@ -8,7 +8,8 @@ use crate::addr::{DomainId, IovaRange};
 /// The most ranges that a gather keeps. If more do not merge, it requests a domain-wide invalidation.
 pub const GATHER_RANGES: usize = 32;
 
-/// Newest ranges that an [`add`](Gather::add) compares with, as neighbours tend to come one after the other.
+/// The newest ranges, which an [`add`](Gather::add) tries to join: neighbours tend to be added one after the other. A gather with no more
+/// ranges than this is not sorted.
 const NEAR: usize = 4;
 
 /// Ranges that unmaps have cleared, for one submission to the hardware. Two ranges become one request where that covers at most twice their

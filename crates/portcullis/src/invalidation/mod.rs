@@ -1,7 +1,7 @@
 //! Invalidation of the hardware's caches after an unmap. Nothing here treats a range as invalidated before the hardware has confirmed it.
 //!
-//! An unmap clears page-table entries, and records them in a [`Gather`], unless it is a single range, which is requested directly. Until
-//! the hardware has confirmed an [`Invalidation`] of them, a device may still reach the memory through a cached translation. *Strict*
+//! An unmap clears page-table entries, and records their range in a [`Gather`]; the fast path requests its one range directly. Until the
+//! hardware has confirmed an [`Invalidation`] of them, a device may still reach the memory through a cached translation. *Strict*
 //! protection waits for the confirmation at once. *Lazy* protection puts the range into a flush queue, and one wait serves many ranges.
 //! Devices with TLBs of their own are invalidated after the IOTLB.
 //!
@@ -111,14 +111,14 @@ pub enum InvalidationError {
 /// Memory goes back to its owner, and page tables to their allocator, because of these promises:
 ///
 /// 1. **`Ok` means forgotten.** When [`invalidate`](Self::invalidate) or [`submit`](Self::submit) returns `Ok`, no cache of the hardware
-///    holds anything named by a request that was read from page tables before the call; later reads see what the caller has stored; and
-///    every access that used a dropped translation is complete, its writes visible. That goes for every [`Invalidation`] as documented, for
-///    every address of a range, and for paging-structure caches unless only leaves were named.
+///    holds anything that a request names and that was read from page tables before the call; later reads see what the caller has stored;
+///    and every access that used a dropped translation is complete, its writes visible. That goes for every [`Invalidation`] as documented,
+///    for every address of a range, and for paging-structure caches unless only leaves were named.
 /// 2. Before it acts, the hardware observes all stores that the caller made before the call.
 /// 3. **Calls are in one order, for memory, too.** Of any two calls that return `Ok`, by any CPUs, one is first. Stores of its caller
-///    before the call are seen by all loads of the other's caller after its return, and by all reads of hardware from then on. (One lock
-///    that both take does it; or a read-modify-write with `AcqRel` that both pass; or a `SeqCst` fence in each before it waits. Memory in
-///    which hardware confirms is read with `Acquire`.)
+///    before the call are seen by all loads of the other's caller after its return, and by all reads of hardware from then on. (It is
+///    enough that both take one lock, that both pass a read-modify-write of one word with `AcqRel`, or that each passes a `SeqCst` fence
+///    before it waits. Memory in which hardware confirms is read with `Acquire`.)
 /// 4. Requests of one [`submit`](Self::submit) act in their order: the IOTLB before a device TLB.
 ///
 /// After an error, or a panic, callers assume nothing.
@@ -151,7 +151,7 @@ pub unsafe trait InvalidationQueue: Send + Sync + 'static {
     ///   change of an entry needs an explicit invalidation). Hardware has it clear; emulated IOMMUs set it, so that the hypervisor learns
     ///   of each mapping. It does not concern first-stage tables.
     /// - VT-d with CAP.RWBF keeps stores to tables in a write buffer until an invalidation flushes it, as a queue's `submit` must. Nothing
-    ///   else would flush it after a map, so the queue of such an IOMMU says `true` here, too.
+    ///   else would flush it after a map, so the queue of such an IOMMU returns `true`, too.
     /// - AMD-Vi: NpCache (publication 48882, capability header); again emulated IOMMUs set it.
     /// - Arm (DDI 0487) forbids TLBs to cache non-present entries.
     fn caches_absent(&self) -> bool {

@@ -28,8 +28,8 @@ pub struct TableMapper<F: Frames, Q: InvalidationQueue, X: Format = VtdSecondSta
 
 impl<F: Frames, Q: InvalidationQueue, X: Format> TableMapper<F, Q, X> {
     /// Makes a mapper that changes `table`, which the hardware knows as `domain` and whose invalidations go to `queue`.
-    /// The caller, who has hardware walk the table, ensures both. `reserved` lists the ranges that the machine does not
-    /// translate (on x86 the interrupt window).
+    /// The caller, which makes the hardware walk the table, ensures both. `reserved` lists the ranges that the machine
+    /// does not translate (on x86 the interrupt window).
     pub fn new(table: PageTable<F, X>, queue: Q, domain: DomainId, reserved: Vec<IovaRange>) -> Self {
         let geometry = Geometry { aperture: table.aperture(), page_sizes: table.page_sizes(), reserved };
         let caches_absent = queue.caches_absent();
@@ -63,8 +63,8 @@ impl<F: Frames, Q: InvalidationQueue, X: Format> TableMapper<F, Q, X> {
     /// Allocates nothing. The caller holds no lock and no CPU.
     ///
     /// # Errors
-    /// [`InvalidationError`]: the device may still use what it has cached, and its TLB is still invalidated. Call this
-    /// again, or ensure that the device reaches nothing, and [forget](Self::forget_device_tlb) it.
+    /// [`InvalidationError`]: the device may still use what it has cached, and later unmaps invalidate its TLB. Call
+    /// this again, or ensure that the device reaches nothing, and [forget](Self::forget_device_tlb) it.
     ///
     /// # Safety
     /// 1. The device fetches no translation of the domain any more, from the call on until another

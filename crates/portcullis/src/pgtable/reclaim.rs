@@ -142,10 +142,10 @@ impl<F: Frames, X: Format> PageTable<F, X> {
     /// `invalidate` makes the hardware forget everything about the address space, paging structures included, and
     /// returns whether that worked; it may wait for hardware. It must not reclaim in this table, nor split pages there.
     ///
-    /// Works in rounds of up to 16 empty tables. Each round looks at the tables in the order of addresses until it has
-    /// found 16: one step for each entry of those above the lowest, and for each of a lowest one up to the first in
-    /// use. So the steps grow with the rounds times the tables. A round calls `invalidate` once and waits for two grace
-    /// periods; a map that meets one of its tables waits for the first of these, never for hardware.
+    /// Works in rounds of up to 16 empty tables. Each round reads the tables in the order of addresses until it has
+    /// found 16: every entry of the higher tables, and the entries of a lowest table up to the first in use. So the
+    /// cost grows with the number of rounds times the number of tables. A round calls `invalidate` once and waits for
+    /// two grace periods; a map that meets one of its tables waits for the first of these, never for hardware.
     ///
     /// Context: waits for the reclaims, and the splits of contiguous PTEs, that were called before; later ones wait for
     /// this. So even if it returns 0, another reclaim may have freed memory meanwhile. The caller holds no CPU, and is
@@ -254,7 +254,7 @@ impl<F: Frames, X: Format> PageTable<F, X> {
             if self.is_empty(table, level)
                 && word.compare_exchange(entry, entry | X::MARK, Ordering::AcqRel, Ordering::Relaxed).is_ok()
             {
-                // Before the call that may panic, so that the busy bit is cleared in any case.
+                // Before `clean`, which may panic, so that the busy bit is cleared in any case.
                 marked.push(Emptied { at, entry, table, level, state: State::Marked });
                 self.clean(core::slice::from_ref(word));
             }

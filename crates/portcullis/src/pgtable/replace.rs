@@ -102,7 +102,7 @@ impl<F: Frames, X: Format> PageTable<F, X> {
             let _section = self.section(cpu);
             self.books.parked.lock().try_reserve(1).map_err(|_| Conflict::OutOfMemory)?;
             let marked = self.mark_above(iova)?;
-            // From here on, so that the busy bit is cleared if a call panics, too.
+            // Made before `clean`, so that the busy bit is cleared if a call panics, too.
             Ok(marked.map(|(word, above, entry, at, run)| {
                 let (copy, is_confirmed) = (None, false);
                 let this = Replacing { owner: self, platform, above, entry, at, copy, is_confirmed };

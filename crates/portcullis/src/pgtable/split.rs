@@ -138,7 +138,7 @@ impl<F: Frames, X: Format> PageTable<F, X> {
                 }
             }
             if is_ours {
-                // From here on, so that the page comes back if a call panics, too.
+                // Made before `clean`, so that the page comes back if a call panics, too.
                 broken = Some(Broken {
                     table: self,
                     platform,

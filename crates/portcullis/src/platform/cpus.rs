@@ -35,8 +35,8 @@ impl LocalCpu<'_> {
         Self { index, light_fence: true, _on_this_cpu_only: PhantomData }
     }
 
-    /// Orders the holder's earlier stores before its later loads, as [`fence_all`](Platform::fence_all) on another CPU
-    /// sees them.
+    /// Orders the holder's earlier stores before its later loads, in relation to a [`fence_all`](Platform::fence_all)
+    /// on another CPU.
     #[inline]
     pub(crate) fn fence(&self) {
         if self.light_fence && cfg!(not(loom)) {
@@ -74,13 +74,13 @@ impl Default for PlatformNumber {
     }
 }
 
-/// The platform to which a structure's per-CPU values belong: the first that it is used with. CPUs of other platforms,
-/// and of platforms that do not identify themselves, count as no CPUs.
+/// The platform to which a structure's per-CPU values belong: the first that it is used with. A caller with another
+/// platform, or with one without a number, gets no CPU.
 #[derive(Debug, Default)]
 pub(crate) struct OnePlatform(Settled);
 
 impl OnePlatform {
-    /// Stored when no platform is to become the one, ever.
+    /// Stored so that no platform ever becomes the one.
     const NOBODYS: u64 = u64::MAX;
 
     /// Whether `platform` is the one. The first `platform` becomes it. Costs a load and a compare.
@@ -89,9 +89,9 @@ impl OnePlatform {
         self.0.is(platform.number().0)
     }
 
-    /// Whether a barrier of `platform` reaches all CPUs that this structure has values for, now and from now on: either
-    /// `platform` is the one; or it has no number and none is stored yet: then this call stores `NOBODYS`, so that none
-    /// ever is.
+    /// Whether a barrier of `platform` reaches all CPUs that this structure has, or will have, values for. That is so
+    /// if `platform` is the one; or if it has no number, and no platform is the one yet: then this call stores
+    /// `NOBODYS`.
     pub fn is_reached<P: Platform>(&self, platform: &P) -> bool {
         self.is(platform) || platform.number() == PlatformNumber::NONE && self.0.is(Self::NOBODYS)
     }
@@ -116,9 +116,10 @@ impl OnePlatform {
 
 /// Events of the platform that a domain must handle.
 pub trait PlatformEvents: Send + Sync {
-    /// Called when a deadline of [`Platform::wake_at`] has come. The call may wait for the listener's hardware, however
-    /// long that is silent: a platform must not let other listeners wait meanwhile, as their windows stay open. It
-    /// calls one listener's `timer` once at a time, and again for a deadline that comes during a call.
+    /// Called when a deadline of [`Platform::wake_at`] has passed. The call may wait for the listener's hardware, for
+    /// as long as that does not answer. A platform must not delay other listeners meanwhile, as their windows stay
+    /// open. It makes one call of a listener's `timer` at a time, and another one for a deadline that passes during the
+    /// call.
     ///
     /// Context: waits. The caller has no CPU lent, and is no interrupt handler that may have interrupted a holder of
     /// one, as the call may wait for the sections of all CPUs.
@@ -148,7 +149,7 @@ pub fn events_of<T: PlatformEvents + 'static>(listener: &Shared<T>) -> Weak<dyn 
 ///    same CPU: in no other thread, on no other processor, in no interrupt handler that interrupts `f`. (`f` itself
 ///    never calls [`with_cpu`](Self::with_cpu), so a platform need not detect nested calls.)
 /// 2. What the last holder of a CPU stored is visible to the next, wherever that runs: a CPU moves between processors,
-///    or threads, by something that synchronises.
+///    or threads, only by an operation that synchronises them.
 /// 3. `f` is called on the caller's processor (or thread), at most once, before the method returns, and stays there; it
 ///    may move to another processor only as an operating system moves a thread, with its stores visible there.
 /// 4. A CPU's number is below [`cpus`](Self::cpus), which always returns the same.
@@ -183,7 +184,7 @@ pub unsafe trait Platform: Send + Sync + 'static {
     /// `f` never blocks on hardware, never calls `with_cpu` again, and takes bounded time: long work is done in slices,
     /// each with a CPU of its own. A slice covers at most one of:
     ///
-    /// - 64 ranges, each of which may take 64 others out of a list, at O(log n) each;
+    /// - 64 ranges, each of which may move 64 others between a list and the bitmap, at O(log n) each;
     /// - the queues, counts or lists of all CPUs, at a lock or a few words each (flushes, and figures such as
     ///   [`Domain::stats`](crate::domain::Domain::stats));
     /// - 32 nodes and leaves of a space's bitmap, at 512 bits each;
@@ -210,7 +211,7 @@ pub unsafe trait Platform: Send + Sync + 'static {
         fence(Ordering::SeqCst);
     }
 
-    /// Calls `events` for timers and released CPUs, from now on until `events` has no owner.
+    /// Registers `events`, which the platform calls for timers and released CPUs until its last owner drops it.
     fn register(&self, events: Weak<dyn PlatformEvents>) -> Result<(), OutOfMemory>;
 
     /// Requests a call of [`PlatformEvents::timer`] at `deadline_ns`, or soon after. Context: called with no lock held

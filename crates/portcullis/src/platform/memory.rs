@@ -52,9 +52,9 @@ pub unsafe trait Frames: Send + Sync + 'static {
 
     /// Whether the IOMMU's walker sees CPUs' stores without maintenance, and in release order, as another CPU sees
     /// them. (On Arm this needs a walker in the inner shareable domain, the only one that Rust's atomics order.) If
-    /// not, the library calls [`clean`](Self::clean) after each change; it orders earlier stores before later ones for
-    /// the walker (on Arm by a barrier of the walker's domain). And the library calls [`invalidate`](Self::invalidate)
-    /// before it loads what the IOMMU has written.
+    /// not, the library calls [`clean`](Self::clean) after each change; `clean` also orders earlier stores before later
+    /// ones for the walker (on Arm by a barrier of the walker's domain). And the library calls
+    /// [`invalidate`](Self::invalidate) before it loads what the IOMMU has written.
     const COHERENT: bool = true;
 
     /// Makes stores to `words`, which lie in one frame, visible to a non-coherent walker: writes each cache line back
@@ -64,8 +64,8 @@ pub unsafe trait Frames: Send + Sync + 'static {
     }
 
     /// Makes what a non-coherent IOMMU has stored to `words`, which lie in one frame, visible to the caller: drops each
-    /// cache line, after all that the caller has loaded before, and before all that it loads afterwards, registers
-    /// included. No CPU has stored to the lines since they were last [cleaned](Self::clean). Called only for a unit's
+    /// cache line, after the caller's earlier loads and before its later ones, those of registers included. No CPU has
+    /// stored to the lines since they were last [cleaned](Self::clean). Called only for a unit's
     /// event records and confirmations, and never if the walker is coherent.
     ///
     /// The default does nothing. That is enough on x86, where CPUs see all stores of a unit, and only its walker may
@@ -90,7 +90,7 @@ pub unsafe trait Frames: Send + Sync + 'static {
 /// Copies memory for devices: between bounce buffers, made of [frames](Frames), and the buffers of drivers.
 ///
 /// # Safety
-/// 1. All methods change the bytes named, all of them, and nothing else.
+/// 1. Each method changes all of the bytes named, and nothing else.
 /// 2. Outside of frames of its own (allocated by its `alloc` and not freed) a call accesses the bytes named, and no
 ///    other: the other bytes of a word may be anybody's.
 /// 3. In frames of its own, a call is sound beside calls on other threads for other bytes, even of the same
@@ -105,8 +105,8 @@ pub unsafe trait CopyMemory: Frames {
     ///
     /// # Safety
     /// 1. All bytes of both ranges are memory that the CPU reaches, and the ranges do not overlap.
-    /// 2. Meanwhile nothing accesses a byte of either but devices, and by [words](super::words) in frames of this
-    ///    memory's own.
+    /// 2. Meanwhile only devices access bytes of either; in frames of this memory's own, other code may, too, by
+    ///    [words](super::words).
     unsafe fn copy(&self, from: PhysAddr, to: PhysAddr, len: u64);
 
     /// Sets `len` bytes at `at` to 0.
@@ -131,7 +131,7 @@ pub unsafe trait CopyMemory: Frames {
     /// # Safety
     /// 1. As for [`copy`](Self::copy), 1 and 2.
     /// 2. Since the buffer was allocated, CPUs have stored to its cache lines only by [`copy_in`](Self::copy_in) and
-    ///    [`zero`](Self::zero), and, in a pool of coherent devices alone, by [words](super::words).
+    ///    [`zero`](Self::zero), or, in a pool for coherent devices only, by [words](super::words).
     #[inline(always)]
     unsafe fn copy_out(&self, buffer: PhysAddr, original: PhysAddr, len: u64) {
         // SAFETY: the caller's (1).
@@ -151,8 +151,8 @@ pub unsafe trait CopyMemory: Frames {
 ///
 /// 1. [`clean`](Self::clean) changes no byte as any CPU sees it.
 /// 2. Neither method affects a line that holds none of the bytes.
-/// 3. What [`line_bytes`](Self::line_bytes) returns when a device is set up as non-coherent is, for as long as the
-///    device is used, a multiple of every line that the two methods act on, on every CPU.
+/// 3. The value that [`line_bytes`](Self::line_bytes) returns when a device is set up as non-coherent is a multiple of
+///    the size of every line that the two methods act on, on every CPU, for as long as the device is used.
 pub unsafe trait CacheMaintenance: Send + Sync + 'static {
     /// Bytes of the largest line of any cache between a CPU and the devices: a power of two, the largest of all CPUs.
     /// Read once for each device. Buffers are aligned by it; the two methods step by the smallest line that they may
@@ -166,7 +166,7 @@ pub unsafe trait CacheMaintenance: Send + Sync + 'static {
     /// 1. The bytes are memory that the CPU reaches.
     unsafe fn clean(&self, phys: PhysAddr, len: u64);
 
-    /// Drops the lines. What the caller loads afterwards is what the memory holds after all that it loaded before.
+    /// Drops the lines, after the caller's earlier loads and before its later ones, which read what the memory holds.
     /// Hardware may write dirty lines back first (as Arm's does in a guest), as the library calls this only where none
     /// is dirty.
     ///

@@ -1,11 +1,11 @@
 //! Bytes that several CPUs and devices may reach at once, without undefined behaviour: a *word*, eight bytes at a
 //! multiple of eight, is accessed as a whole, always by an [`AtomicU64`].
 //!
-//! Unordered atomic accesses that overlap, one of them a write, must be of the same bytes: one byte beside eight is
-//! undefined behaviour ([`core::sync::atomic`], "Memory model for atomic accesses"). So shared memory has one size of
-//! access. It is eight bytes, as page tables have no other, and as a copy by bytes takes eight times the steps. A read
-//! of a part of a word loads all of it. A write to a part exchanges the word for one with the other bytes unchanged; it
-//! tries again if another CPU or a device has written there meanwhile.
+//! Unordered atomic accesses that overlap, one of them a write, must have the same size: one of a byte beside one of
+//! eight is undefined behaviour ([`core::sync::atomic`], "Memory model for atomic accesses"). So shared memory has one
+//! size of access. It is eight bytes, as page tables have no other, and as a copy by bytes takes eight times the steps.
+//! A read of a part of a word loads all of it. A write to a part exchanges the word for one with the other bytes
+//! unchanged; it tries again if another CPU or a device has written there meanwhile.
 //!
 //! All accesses are `Relaxed`. Beside a concurrent write, each byte that is read is an old or a new one, and the bytes
 //! of a word are of one moment. A caller that needs ordering adds a fence, a lock or a doorbell's barrier.

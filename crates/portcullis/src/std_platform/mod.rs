@@ -184,12 +184,12 @@ unsafe impl Platform for StdPlatform {
             .as_ref())
     }
 
-    // Always inlined, as `f` is the fast path itself. If that is long, the compiler would make one function of the two,
-    // which the caller calls, with results through memory.
+    // Always inlined: if the fast path `f` is long, the compiler would otherwise make a function of the two, which
+    // returns its result through memory.
     #[inline(always)]
     fn with_cpu_fast<R>(&self, f: impl FnOnce(&LocalCpu<'_>) -> R) -> Option<R> {
         let (name, cpu) = Self::last();
-        // If each section needs a fence, one more call makes no difference.
+        // Never equal with heavy fences: beside a fence in each section, the call of `with_cpu` makes no difference.
         (name == self.inner.number.0).then(|| {
             // SAFETY: `with_light_fence`, 1: this thread has leased the CPU. 2: the number is the platform's name only
             // if `fence_all` interrupts all threads.

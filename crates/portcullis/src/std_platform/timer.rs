@@ -5,8 +5,8 @@
 //! handle. It delays no other listener, because:
 //!
 //! 1. The timer thread calls no listener.
-//! 2. While a listener is due, there is a worker that is in no call and is awake, or on its way. The thread that makes
-//!    a listener due ensures this, and so does a worker that begins a call: it wakes a worker, or starts one.
+//! 2. While a listener is due, a worker that is in no call is awake, or was just woken or started. The thread that
+//!    makes a listener due ensures this, and so does a worker that begins a call: it wakes a worker, or starts one.
 //! 3. A listener is in one call at a time. A deadline that comes meanwhile makes it due again when that call returns.
 //!
 //! So there is at most one worker more than the most listeners that were ever in a call at the same time; the workers

@@ -19,7 +19,7 @@ use crate::sync::Mutex;
 pub(super) struct Ring {
     /// A power of two of entries: the start of the range, and its length, which is 0 for an entry without addresses.
     entries: Box<[[LocalU64; 2]]>,
-    /// Entries that were ever taken out, and put in.
+    /// The numbers of entries ever taken out, and ever put in.
     head: LocalU64,
     tail: LocalU64,
     /// Entries below this count are safe: a flush that covers them is confirmed.
@@ -33,11 +33,14 @@ pub(super) struct Ring {
     timer_ns: LocalU64,
     /// The [generation](super::FlushQueue::begin_flush_of_all) of the open segment's entries.
     generation: LocalU64,
+    /// The number of [ended timers](Self::wants_timer) that the queue knows of.
     ended: LocalU64,
+    /// 1 once the queue is announced.
     announced: LocalU64,
-    /// All bytes that were ever queued, of both kinds, and the entry for which the clock is read next.
+    /// All bytes that were ever queued, of both kinds.
     used: LocalU64,
     neighbour: LocalU64,
+    /// The entry for which the clock is read next.
     sample_at: LocalU64,
     /// Used when the clock is read, when a segment is closed, and in visits.
     account: Mutex<Account>,
@@ -181,8 +184,8 @@ impl Ring {
         Some(NonZeroU64::new(len.get()).map(|len| IovaRange::inside(Iova::new(start.get()), len)))
     }
 
-    /// Whether to ask for a timer, for an entry that may be deferred for `window_ns`: unless one runs that comes in time. `ended` timers
-    /// have ended by now; if that number is new to the queue, its own timer may be one of them.
+    /// Whether an entry that may be deferred for `window_ns` needs a timer: none runs that ends in time. `ended` timers have ended by now;
+    /// if that number is new to the queue, its own timer may be one of them.
     #[inline]
     pub(super) fn wants_timer(&self, window_ns: u64, ended: u64) -> bool {
         if self.ended.get() != ended {

@@ -1,4 +1,5 @@
-//! Visits: each queue in use, one after the other, while its CPU is kept out of it, and the shared queue last, so that no entry is missed.
+//! A visit accesses each queue in use, one after the other, while its CPU is kept out of it; and the shared queue last, so that it misses
+//! no entry.
 
 use super::FlushQueue;
 use super::ring::Ring;
