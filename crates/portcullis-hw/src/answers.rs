@@ -1,9 +1,9 @@
 //! Status words: a unit stores a number there when a submission is complete.
 //!
 //! A submission owns a word until its CPU has seen the number or gives up, however often the ring wraps meanwhile: words are claimed and
-//! released separately from ring entries. Each owner of a word gets another number, so a late store confirms nothing for the next owner. It
-//! may overwrite the next owner's number, who then waits in vain and reports a time-out: the safe side. (Numbers have 32 bits, so one
-//! repeats after 2^32 owners of a word.)
+//! released separately from ring entries. Each owner of a word gets another number, so a late store confirms nothing for the next owner. A
+//! late store may overwrite the number that confirms the next owner's submission; then that owner reports a time-out, which is safe.
+//! (Numbers have 32 bits, so one repeats after 2^32 owners of a word.)
 //!
 //! Memory ordering. A load with `Acquire` sees the number: what the unit did before the store happens before what the caller does next. A
 //! claim acquires what the last owner released, so numbers of a word never repeat.

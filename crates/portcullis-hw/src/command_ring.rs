@@ -2,9 +2,9 @@
 //!
 //! A CPU *reserves* consecutive places, writes its commands there, and *publishes* them. The doorbell takes one index: all commands below
 //! it are complete. So the CPU whose commands come next rings, for its own and for all complete commands after them. No CPU waits for
-//! another's doorbell: a CPU that finds another one ringing leaves its commands to that one, which looks again after it has rung. A CPU
-//! waits only if the ring is full, and if a CPU before it has reserved but not yet published: then for the confirmation of its own
-//! commands, which comes later.
+//! another's doorbell: a CPU that finds another one ringing leaves its commands to that one, which checks again after it has rung. A CPU
+//! waits for others only in two cases: for room in a full ring; and, longer than otherwise, for its confirmation, if a CPU that reserved
+//! before it has not yet published.
 //!
 //! If the ring is full, one waiting CPU comes *first*: no other reserves until it has its places. So a submission of many commands waits
 //! for the commands that were there when it came first, and cannot be starved by small ones.
@@ -182,8 +182,8 @@ impl CommandRing {
         }
     }
 
-    /// Reserves `count` consecutive places, at most [`room`](Self::room), and returns the first. They must be published, or no later
-    /// command is ever rung. If the ring is full, waits for the unit while `waits` returns `true`; then returns `None`.
+    /// Reserves `count` consecutive places, at most [`room`](Self::room), and returns the first. They must be published, or no doorbell
+    /// ever covers a later command. If the ring is full, waits for the unit while `waits` returns `true`; then returns `None`.
     pub fn reserve(&self, count: u64, bell: &impl Doorbell, mut waits: impl FnMut() -> bool) -> Option<u64> {
         if count > self.room() {
             return None;
@@ -229,7 +229,8 @@ impl CommandRing {
         // No valid index: the unit does not answer.
         let Some(gained) = self.place_from(consumed, bell.head()) else { return false };
         if gained > self.reserved.load(Ordering::Relaxed) {
-            // The unit cannot have consumed what was never there: the index is invalid, or the load came too early, and the next will do.
+            // The unit cannot have consumed commands that were never reserved: the index is invalid, or the load of `reserved` came too
+            // early, and the next one will do.
             return false;
         }
         if gained == consumed {

@@ -47,7 +47,7 @@ pub(crate) struct Failure {
     pub error: Option<InvalidationError>,
     /// The index of the bad command, with the wrap bit, if there is one.
     pub bad: Option<u32>,
-    /// It no longer confirms outstanding submissions.
+    /// The unit will not confirm outstanding submissions.
     pub drops_waits: bool,
     /// Its status register.
     pub status: u32,
@@ -95,8 +95,8 @@ impl Failures {
         if self.drops.load(Ordering::Acquire) == before.drops { Ok(()) } else { Err(self.last()) }
     }
 
-    /// Returns the last error. It does not wait: while another CPU, or the code that this call has interrupted, writes that error, it returns a less
-    /// specific one.
+    /// The last error. Does not wait: while another CPU, or the code that this call has interrupted, writes that error, returns
+    /// [`InvalidationError::Abandoned`].
     fn last(&self) -> InvalidationError {
         self.last.try_lock().map_or(InvalidationError::Abandoned, |last| *last)
     }
@@ -114,7 +114,7 @@ impl Failures {
         if port.failure(command).is_none() {
             return;
         }
-        // A CPU that finds another one here goes on waiting, and then finds the count raised.
+        // If another CPU is here, this one goes on waiting, and then finds the count raised.
         let Some(_one_at_a_time) = self.mending.try_lock() else { return };
         // Again, under the lock: another CPU may have handled it.
         let Some(failure) = port.failure(command) else { return };

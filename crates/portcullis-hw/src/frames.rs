@@ -46,8 +46,8 @@ impl Words {
         self.with(frames, index, |word| word.load(Ordering::Acquire)).unwrap_or(0)
     }
 
-    /// The word at `index` as the unit left it, in a cache line to which no CPU stores meanwhile: with all that it stored before it
-    /// reported something that the caller has seen.
+    /// The word at `index` as the unit left it, in a cache line to which no CPU stores meanwhile. If the caller has seen a report of the
+    /// unit, it finds what the unit stored before that report.
     pub fn load_from_unit<F: Frames>(&self, frames: &F, index: usize) -> u64 {
         let load = |word: &AtomicU64| {
             if !F::COHERENT {

@@ -1,9 +1,9 @@
 //! Drivers of IOMMUs, for kernels and for every other program that reaches a unit's registers.
 //!
 //! A driver brings its unit up, makes domains ([`Iommu::domain`]), attaches devices to them, carries out their invalidations
-//! ([`InvalidationQueue`](portcullis::invalidation::InvalidationQueue)), and reads faults: all by one trait, [`Iommu`], except [`virtio`],
-//! whose [`Unit`](virtio::Unit) has no page tables, and has such calls as methods. It owns the unit's structures in memory. Page tables
-//! belong to domains.
+//! ([`InvalidationQueue`](portcullis::invalidation::InvalidationQueue)), and reads faults. All drivers implement the trait [`Iommu`],
+//! except [`virtio`], whose [`Unit`](virtio::Unit) has no page tables, and has these calls as methods. A driver owns the unit's structures
+//! in memory. Page tables belong to domains.
 //!
 //! | module | IOMMU | page tables |
 //! |---|---|---|

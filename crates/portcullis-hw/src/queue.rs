@@ -4,13 +4,13 @@
 //! A submission ends with a command that makes the unit store a number in a status word that the submission has claimed; on an SMMUv3, with
 //! one that the unit consumes after all earlier commands are complete.
 //!
-//! VT-d's places may be of 256 bits. No command here uses the upper half, which stays zero.
+//! VT-d's commands may have 256 bits. No command here uses the upper half, which stays zero.
 //!
 //! **Errors** fail every outstanding submission: see [`Failures`]. A failed submission still waits for its confirmation, unless its wait
 //! was dropped: so the unit meets all its bad commands meanwhile, and they fail no later submission.
 //!
 //! **Panics** of the host end a submission at any point. Drop guards release what it has claimed, and publish what it has reserved, as
-//! no-ops: otherwise no later command would ever be rung.
+//! no-ops: otherwise no doorbell would ever cover a later command.
 
 use arrayvec::ArrayVec;
 use portcullis::invalidation::InvalidationError;
@@ -245,7 +245,7 @@ impl Queue {
                 self.look_for_errors(frames, port);
                 self.failures.dropped_since(before)?;
                 let waited_ns = host.now_ns().saturating_sub(began);
-                // Once more: the caller may have been interrupted.
+                // Check once more: the caller may have been interrupted since the last poll.
                 if waited_ns > host.patience_ns() && !is_confirmed() {
                     self.failures.since(before)?;
                     return Err(InvalidationError::TimedOut { waited_ns });

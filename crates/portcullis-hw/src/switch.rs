@@ -2,8 +2,8 @@
 //! fetches none before it is on, and a VT-d unit decodes them in the mode of its current root, which is not this driver's.
 //!
 //! Memory ordering. Only exchanges change the flag, and a caller that finds it clear has made one of them, which acquires and releases.
-//! That is before the one of [`Switch::turn_on`], which is before the register that gives the unit the tables: so whatever the unit reads
-//! is what the caller has stored by then. The same puts calls in one order for memory, as
+//! That exchange is before the one of [`Switch::turn_on`], which is before the write of the register that gives the unit the tables: so the
+//! unit reads what the caller had stored. The same exchanges put calls in one order for memory, as
 //! [`InvalidationQueue`](portcullis::invalidation::InvalidationQueue) promises: calls that find the flag clear are before calls that find
 //! it set, which acquire, and among themselves in the order of their exchanges.
 

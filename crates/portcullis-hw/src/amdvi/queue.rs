@@ -48,7 +48,7 @@ impl<H: Host> Port for Bell<'_, H> {
         }
         let status = self.host.registers().read64(reg::STATUS);
         if status & status::CMD_BUF_RUN != 0 {
-            // All ones, if nothing answers, has the same meaning.
+            // All ones, which is what a CPU reads if nothing answers, count as running, too.
             return None;
         }
         let bad = self.head();
@@ -59,7 +59,7 @@ impl<H: Host> Port for Bell<'_, H> {
     fn go_on(&self, _: &Failure) {
         set(self.host, self.control, control::CMD_BUF_EN, false);
         set(self.host, self.control, control::CMD_BUF_EN, true);
-        // If it does not resume, the next look finds that.
+        // If it does not resume, the next check for failures finds that.
         let _ = wait_until(self.host, "go on with its commands", || {
             self.host.registers().read64(reg::STATUS) & status::CMD_BUF_RUN != 0
         });

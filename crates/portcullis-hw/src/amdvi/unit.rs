@@ -188,7 +188,7 @@ impl<H: Host> Unit<H> {
     fn wait_for_rings(&self, what: &'static str) -> Result<(), UnitError> {
         let registers = self.host.registers();
         wait_until(&self.host, what, || {
-            // All ones, if nothing answers, mean that both run.
+            // All ones, which is what a CPU reads if nothing answers, mean that both run.
             registers.read64(reg::STATUS) & (status::CMD_BUF_RUN | status::EVENT_LOG_RUN) == 0
         })
     }
@@ -211,8 +211,8 @@ impl<H: Host> Unit<H> {
         self.queue.submit(&self.host, &self.bell(), commands).map_err(UnitError::Unconfirmed)
     }
 
-    /// Invalidates all caches; without a command for that, device by device and domain by domain. Firmware's device table may have been
-    /// larger than this one.
+    /// Invalidates all caches; without a command for that, device by device and domain by domain: all IDs, as firmware's device table may
+    /// have been larger than this one.
     fn forget_everything(&self) -> Result<(), UnitError> {
         if self.capabilities.features & feature::IA_SUP != 0 {
             return self.confirm(&[command::ALL]);
@@ -394,7 +394,7 @@ unsafe impl<H: Host> Iommu<AmdV1> for Unit<H> {
 
 // SAFETY: 1: a submission ends with a COMPLETION_WAIT, which stores after all earlier commands are complete (section 2.4.1), and an
 // invalidation is complete when the accesses that used its translations are. Each command covers its request. If CPUs share waits, `Ok` is
-// of a submission that covers the requests and began after the call (`SharedWaits::submit`). 2: by `Registers` and `Frames`. 3: the ring's
+// of a submission that covers the requests and began after the call (`Shareable::submit`). 2: by `Registers` and `Frames`. 3: the ring's
 // exchanges order the submissions, and the switch's order the calls of a unit that is not on yet, which has never read what they name. 4:
 // commands are in the order of the requests, with a barrier where a device could refetch.
 unsafe impl<H: Host> InvalidationQueue for Unit<H> {

@@ -77,8 +77,8 @@ impl<M: UnitMapper, P: Platform, C: CopyMemory + Clone> UnitDomainBuilder<M, P, 
         self.reserve(range)
     }
 
-    /// Reserves the addresses that `device`, which is to be attached, keeps for itself. Only a virtio-iommu reports any (for interrupts,
-    /// say), and it attaches no device whose reserved addresses the domain may allocate. Waits for the unit.
+    /// Reserves the addresses that `device`, which is to be attached, reserves. Only a virtio-iommu reports any, such as a window for
+    /// interrupts, and it attaches no device whose reserved addresses the domain may allocate. Waits for the unit.
     ///
     /// # Errors
     /// [`UnitError`] if the unit did not answer.

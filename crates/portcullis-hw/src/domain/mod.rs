@@ -39,7 +39,7 @@ use crate::sync::Mutex;
 ///    the device reaches what this mapper maps, and nothing else.
 /// 2. When `detach_device` has returned `Ok`, or [`UnitError::NotAttached`], the unit reads nothing of the mapper's on the
 ///    device's behalf any more, and the device reaches nothing by it.
-/// 3. After an error of `attach_device` that [changes nothing](UnitError::changes_nothing) the device is led where it was.
+/// 3. After an error of `attach_device` that [changes nothing](UnitError::changes_nothing) the device is attached as before.
 pub unsafe trait UnitMapper: Mapper {
     /// Attaches `device`, whose domain reserves the addresses in `kept`.
     ///
@@ -57,7 +57,7 @@ pub unsafe trait UnitMapper: Mapper {
     /// Those of [`Iommu::detach`](crate::Iommu::detach).
     fn detach_device(&self, device: DeviceId) -> Result<(), UnitError>;
 
-    /// The addresses that `device` keeps for itself, as far as the unit can tell.
+    /// The addresses that `device` reserves, as far as the unit can tell.
     ///
     /// # Errors
     /// [`UnitError`] if the unit did not answer.

@@ -58,7 +58,7 @@ impl<H: Host> Port for Bell<'_, H> {
     fn go_on(&self, failure: &Failure) {
         let errors = failure.status & csr::COMMAND_ERRORS;
         self.0.registers().write32(reg::CQCSR, failure.status & csr::KEPT | csr::ENABLE | errors);
-        // Read back, so that the next CPU that looks does not find the cleared bits.
+        // Read back, so that the next CPU that reads the register finds the bits clear.
         let _ = self.0.registers().read32(reg::CQCSR);
     }
 }

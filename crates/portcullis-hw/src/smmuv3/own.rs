@@ -1,7 +1,7 @@
 //! Command queues of CPUs: the Enhanced Command queues (ECMDQ) that an SMMUv3.3 may have besides the main one.
 //!
-//! If the host says which CPU calls, a CPU submits its invalidations to a queue of its own, or to one that it and its neighbours share, who
-//! then share waits. Stream table entries change by the main queue.
+//! If the host says which CPU calls, a CPU submits its invalidations to a queue of its own, or to one that it shares with its neighbours;
+//! then they share waits, too. Changes of stream table entries use the main queue.
 //!
 //! **Order.** The unit consumes its queues in any order, and a CMD_SYNC covers only its own queue (section 3.5.6.1). Nothing here needs
 //! more:

@@ -25,7 +25,7 @@ use crate::sync::{AtomicU64, Ordering};
 /// The most commands in the queue, as a power of two: one frame of them.
 const MOST_BITS: u32 = queue::COMMANDS.ilog2();
 
-/// Which of a unit's queues one is.
+/// Which of the unit's queues this is.
 #[derive(Debug)]
 enum Place {
     /// The queue that each unit has.

@@ -90,7 +90,7 @@ impl<H: Host> Port for Bell<'_, H> {
     fn go_on(&self, failure: &Failure) {
         let clear = failure.status & (fsts::IQE | fsts::ITE | fsts::ICE);
         self.host.registers().write32(reg::FSTS, clear);
-        // Read back, so that the next CPU that looks does not find the cleared bits.
+        // Read back, so that the next CPU that reads the register finds the bits clear.
         let _ = self.host.registers().read32(reg::FSTS);
     }
 }
@@ -125,7 +125,7 @@ pub(super) fn describe(
                 let pages = |address, order| descriptor::device_tlb(source, address, order);
                 blocks::add_for_device(out, range, None, pages)
             } else {
-                // The driver leaves device TLBs off. The wait orders the call among all others.
+                // The driver leaves device TLBs off. The wait that follows orders the call among all others.
                 out.try_push(descriptor::NOTHING).is_ok()
             }
         }

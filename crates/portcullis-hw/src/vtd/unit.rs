@@ -42,7 +42,7 @@ pub struct Unit<H: Host> {
     /// Index of the next fault record.
     next_record: Mutex<usize>,
     numbers: Numbers,
-    /// Of domains with second-stage tables, and with first-stage ones: a request does not say which.
+    /// For domains with second-stage tables, and with first-stage ones, as a request does not say which.
     second: Waits,
     first: Waits,
 }
@@ -343,7 +343,7 @@ unsafe impl<H: Host> Iommu<VtdSecondStage> for Unit<H> {
         let registers = self.host.registers();
         // Held to the end: another call of this must not find translation on in a mode that this one is about to leave.
         let tables = self.tables.lock();
-        // Before the flush: earlier stores are seen, and later ones are told.
+        // Before the flush: the unit sees earlier stores, and later ones are invalidated.
         self.switch.turn_on();
         self.flush_write_buffer()?;
         let root = tables.address();
@@ -356,7 +356,7 @@ unsafe impl<H: Host> Iommu<VtdSecondStage> for Unit<H> {
         registers.write64(reg::RTADDR, root);
         self.command(global::SRTP, true, "take its root table")?;
         self.took_root.store(true, Ordering::Release);
-        // A unit with ESRTPS does this by itself, and again does no harm.
+        // A unit with ESRTPS does this by itself; to do it again is harmless.
         self.confirm(&everything(self.mode, self.drain))?;
         self.command(global::TE, true, "turn translation on")?;
         if self.capabilities.cap() & (cap::PLMR | cap::PHMR) != 0 {
@@ -457,7 +457,7 @@ fn source_of(device: DeviceId) -> Result<u16, UnitError> {
 
 // SAFETY: 1: a submission ends with a descriptor that the unit confirms after its other descriptors are complete (section 6.5.2.8), IOTLB
 // invalidations drain (`start` takes no unit that cannot), and each descriptor covers its request. If CPUs share waits, `Ok` is of a
-// submission that covers the requests and began after the call (`SharedWaits::submit`); all requests of one batch are of this stage. 2: by
+// submission that covers the requests and began after the call (`Shareable::submit`); all requests of one batch are of this stage. 2: by
 // `Registers` and `Frames`. 3: the ring's exchanges order the submissions, and the switch's order the calls of a unit that has no root yet,
 // which has read nothing of what they name. 4: the descriptors are in the order of the requests.
 unsafe impl<H: Host> InvalidationQueue for Unit<H> {
