@@ -153,7 +153,7 @@ pub enum UnitError {
         /// Their levels.
         levels: u32,
     },
-    /// The root of a page table is not at a multiple of its size.
+    /// The root of a page table is at an address that no root can have.
     #[error(
         "a page table's root is at {root}, where none can be: roots are whole frames at multiples of their size"
     )]
