@@ -116,7 +116,7 @@ pub unsafe trait Iommu<X: Format>: InvalidationQueue {
     /// and for devices that pass through.
     ///
     /// # Safety
-    /// 1. A table that is named has that layout, all its changes are told to this unit as that domain's, and it exists until
+    /// 1. A named table has the named layout, its invalidations go to this unit under that domain's number, and it exists until
     ///    [`detach`](Self::detach) of the device has returned `Ok`.
     /// 2. All tables that are attached to this unit under one number at a time are the same table, and a number that
     ///    [`domain`](Self::domain) has assigned is that domain's: the unit tags its caches by the number.

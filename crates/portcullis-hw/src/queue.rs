@@ -256,8 +256,8 @@ impl Queue {
         self.failures.since(before)
     }
 
-    /// Waits until the unit confirms that all it was told of is complete. After `Ok` it stores no confirmation any more. Waits up to eight
-    /// times the host's patience.
+    /// Waits until the unit confirms that all submitted commands are complete. After `Ok` it stores no further confirmation. Waits up to
+    /// eight times the host's patience.
     ///
     /// # Errors
     /// [`UnitError::Unconfirmed`]: it may still store one, even when its queue is off.

@@ -4,7 +4,7 @@ use portcullis::invalidation::{InvalidationError, Request, SharedWaits};
 
 use crate::host::Host;
 
-/// One for each stage, because requests do not name it: a CPU that submits for others does so as for itself.
+/// One for each stage, because requests do not name their stage, and a CPU submits others' requests as it submits its own.
 #[derive(Debug)]
 pub(crate) struct Waits(SharedWaits);
 

@@ -156,7 +156,7 @@ pub enum SetupError {
         /// The most that there may be.
         most: u64,
     },
-    /// The device wants more low address bits kept than a granule has, or some that are not in a row.
+    /// The mask of address bits to keep is wider than a granule's offset, or is not a run of the lowest bits.
     #[error(
         "the bits {mask:#x} of addresses cannot be kept: they must be the lowest bits of a granule's offset"
     )]

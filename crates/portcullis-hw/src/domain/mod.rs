@@ -6,7 +6,7 @@
 //! | clause | why it holds |
 //! |---|---|
 //! | the table has the unit's layout | [`Iommu::domain`] makes it of [`Iommu::layout`] |
-//! | its changes are told to this unit, as that domain's | its mapper has a [`UnitQueue`], which has the unit and the number |
+//! | its invalidations go to this unit, as that domain's | its mapper has a [`UnitQueue`], which has the unit and the number |
 //! | it exists until the device is detached | a [`UnitDomain`] owns it until then, and leaks it if the unit does not confirm that |
 //! | one number, one table | a [`UnitQueue`] has a number of its own, from before its table is there until after that is gone |
 //!

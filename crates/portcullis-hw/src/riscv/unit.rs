@@ -232,7 +232,7 @@ impl<H: Host> Unit<H> {
     }
 }
 
-/// Turns a queue on or off, and waits for that.
+/// Turns a queue on or off, and waits until it is.
 fn turn<H: Host>(host: &H, register: usize, on: bool, what: &'static str) -> Result<(), UnitError> {
     let registers = host.registers();
     let mut control = 0;

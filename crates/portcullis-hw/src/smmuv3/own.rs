@@ -13,7 +13,7 @@
 //! - Invalidations in CPUs' queues meanwhile, or left there when a CPU's patience ended, only invalidate more. Each call that begins after
 //!   the unit may walk a stage covers that stage, too, by the fence of `attach` and its own.
 //! - An error stops one queue, and fails its outstanding submissions: each queue counts its own failures and has its own acknowledgement.
-//! - `shut_down` turns each queue off, and waits for that, before its memory is freed.
+//! - `shut_down` turns each queue off, and frees its memory when the unit has acknowledged that.
 
 use alloc::vec::Vec;
 

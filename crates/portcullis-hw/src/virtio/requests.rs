@@ -9,7 +9,7 @@
 //!
 //! **Time-outs.** A request that was not answered in time is *overdue*: the device may still carry it out. So nothing more is sent until it
 //! is answered: its late effect always comes before later requests. A batch whose sender unwound by the host's panic is overdue, too:
-//! nobody waits for its answers.
+//! no caller waits for its answers.
 
 use alloc::boxed::Box;
 use alloc::vec::Vec;

@@ -216,7 +216,7 @@ impl<H: Host> Unit<H> {
         })
     }
 
-    /// Whether the unit may have cached anything of this driver's tables. If it is just taking their root, waits for that.
+    /// Whether the unit may have cached anything of this driver's tables. If it is taking their root at the moment, waits until it has.
     ///
     /// Nothing is submitted before that. The unit decodes descriptors in the mode of its current root: if firmware left it in legacy mode,
     /// it may stop at one that names a PASID. And some chipsets (X58) never complete an invalidation of contexts while they have no root at

@@ -30,7 +30,7 @@ pub struct Attributes {
     pub permissions: Permissions,
     /// How the memory is cached.
     pub memory: Memory,
-    /// The device's accesses look into the CPUs' caches even where the device asks them not to.
+    /// Accesses snoop the CPUs' caches, even if the device requests no snoop.
     pub snoop: bool,
     /// Only accesses that the device marks as privileged are allowed.
     pub privileged: bool,

@@ -126,7 +126,7 @@ impl<F: Frames, X: Format> PageTable<F, X> {
         if cleared == 0 && run > 0 {
             return UnmapRun { split, ..self.unmap_entry(from, (iova, len), at, first, run) };
         }
-        // If no entry was cleared, another CPU has changed the first one meanwhile: the caller looks again.
+        // If no entry was cleared, another CPU has changed the first one meanwhile: the caller tries again.
         UnmapRun { bytes: (cleared as u64) << shift, skip: 0, split, obstacle: None }
     }
 

@@ -92,7 +92,7 @@ pub unsafe trait Frames: Send + Sync + 'static {
 /// # Safety
 /// 1. Each method changes all of the bytes named, and nothing else.
 /// 2. Outside of frames of its own (allocated by its `alloc` and not freed) a call accesses the bytes named, and no
-///    other: the other bytes of a word may be anybody's.
+///    other: the other bytes of a word may be another owner's.
 /// 3. In frames of its own, a call is sound beside calls on other threads for other bytes, even of the same
 ///    [word](super::words).
 /// 4. In frames of its own, a call is sound beside accesses of the same bytes by [words](super::words), as safe code of

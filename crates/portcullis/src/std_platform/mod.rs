@@ -136,7 +136,7 @@ impl StdPlatform {
                 return Some(lease.cpu);
             }
             leases.retain(|lease| lease.platform.strong_count() > 0);
-            // Without memory for it the thread goes without a CPU, until its next call.
+            // Without memory for the lease, this call gets no CPU.
             leases.try_reserve(1).ok()?;
             let cpu = lock(&self.inner.free_cpus).pop()?;
             leases.push(Lease { platform: Arc::downgrade(&self.inner), cpu });

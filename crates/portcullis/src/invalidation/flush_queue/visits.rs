@@ -82,7 +82,7 @@ impl FlushQueue {
         sum
     }
 
-    /// Calls `f` with each queue in use, which nobody else uses meanwhile.
+    /// Calls `f` with each queue in use, which no other caller uses meanwhile.
     fn visit<P: Platform>(&self, platform: &P, mut f: impl FnMut(&Ring)) {
         // Between the caller's update and the load of which queues are announced.
         fence(Ordering::SeqCst);

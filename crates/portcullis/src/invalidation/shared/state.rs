@@ -23,7 +23,7 @@ impl State {
         self.0 & SEVERAL != 0
     }
 
-    /// Whether slot `number` may lead at once: nobody else is preferred.
+    /// Whether slot `number` may lead at once: no other slot is preferred.
     pub fn may_lead(self, number: usize) -> bool {
         self.next().is_none_or(|next| next == number)
     }
