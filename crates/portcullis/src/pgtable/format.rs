@@ -121,7 +121,7 @@ pub unsafe trait Format: Copy + Debug + Send + Sync + 'static {
 
     /// The hardware follows an entry if any of these bits is set, and ignores the rest of an entry that has none. The
     /// entry of a table has all of them; with [break-before-make](Self::BREAK_BEFORE_MAKE) it also has other bits, even
-    /// for a table at address 0, so that a table that is [set aside](super::reclaim) is no placeholder.
+    /// for a table at address 0, so that a table that a reclaim sets aside is no placeholder.
     const PRESENT: u64;
 
     /// The bits that tell, at a given level, a leaf from a table, and leaves of different sizes: entries of a table
