@@ -215,9 +215,8 @@ impl<F: Frames, X: Format> PageTable<F, X> {
         (error, undone)
     }
 
-    /// Clears every entry of `range`. Cannot fail. Splits a large page of which the range covers only a part. Without
-    /// memory for that the page stays, and is counted as [kept](Unmapped::kept), like a granule of which the range
-    /// covers only a part.
+    /// Clears every entry of `range`. Splits a large page of which the range covers only a part. If that fails, the page
+    /// stays mapped and counts as [kept](Unmapped::kept); so does a granule of which the range covers only a part.
     ///
     /// The hardware may use what it has cached until the [stale](Unmapped::stale) range is invalidated. Costs one walk
     /// for each lowest table and one store for each entry; a hole costs one step for each missing table.
@@ -226,10 +225,13 @@ impl<F: Frames, X: Format> PageTable<F, X> {
     /// is called with no CPU held, and only to split contiguous PTEs, or a page of a format with break-before-make. It
     /// must not reclaim in this table, nor split pages there.
     ///
-    /// Context: allocates only to split. Waits for such splits by another CPU; for the first step of a
-    /// [`reclaim`](Self::reclaim) of a table that took a large page's place; to split contiguous PTEs, for the reclaims
-    /// and such splits that were called before; and with non-coherent frames, for every CPU that changes a table on the
-    /// way. So an interrupt handler should remove only pages that were mapped as a whole.
+    /// Context: allocates only to split. Waits for:
+    /// - another CPU that is splitting a page of the range;
+    /// - the first step of a [`reclaim`](Self::reclaim) of a table that took a large page's place;
+    /// - with non-coherent frames, every CPU that is changing a table on the way;
+    /// - before it splits contiguous PTEs, the reclaims and the splits of contiguous PTEs that were called before.
+    ///
+    /// So an interrupt handler should remove only pages that were mapped as a whole.
     ///
     /// # Safety
     /// 1. **`invalidate` returns `true` only if hardware has forgotten the range**: no IOMMU that walks this table, and
