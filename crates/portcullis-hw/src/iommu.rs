@@ -46,7 +46,7 @@ impl<X: Format + Copy> Attachment<X> {
 /// Safe calls of a [`UnitDomain`](crate::UnitDomain) attach devices, and rely on the unit:
 ///
 /// 1. From [`attach`](Self::attach) until [`detach`](Self::detach) has returned `Ok`, a device reaches what its table maps, and what the
-///    unit has cached under the domain's number and not been asked to invalidate. It reaches nothing else.
+///    unit has cached under the domain's number and has not been asked to invalidate. It reaches nothing else.
 /// 2. When `detach` has returned `Ok`, or [`UnitError::NotAttached`], the device reaches nothing, none of its accesses is outstanding, and
 ///    the unit reads no table on its behalf. What was cached under the domain's number is invalidated.
 /// 3. After an error of `attach` that [changes nothing](UnitError::changes_nothing) the device is attached as before.
