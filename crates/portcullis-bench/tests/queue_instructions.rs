@@ -11,8 +11,8 @@ use portcullis::addr::{
 };
 use portcullis::bounce::PoolConfig;
 use portcullis::dma::{
-    AnyQueue, DmaDevice, DmaDomain, DmaMask, DomainBuilder, Ended, MapAttributes, OpsConfig, Queue,
-    QueueConfig, StrictRing, StrictRingConfig, UnmapAttributes,
+    AnyQueue, DmaAttributes, DmaDevice, DmaDomain, DmaMask, DomainBuilder, Ended, OpsConfig, Queue,
+    QueueConfig, StrictRing, StrictRingConfig,
 };
 use portcullis::domain::Policy;
 use portcullis::invalidation::{Gather, InvalidationError};
@@ -242,8 +242,8 @@ fn ops(kind: &str, rounds: u32) {
     };
     let ops = device.ops(config).unwrap();
     let (direction, skip_copy) = (Direction::FromDevice, kind == "ops-bounce-skip-1");
-    let attributes = MapAttributes { skip_copy, ..MapAttributes::default() };
-    let unmap = UnmapAttributes { skip_copy };
+    let attributes = DmaAttributes { skip_copy, ..DmaAttributes::default() };
+    let unmap = DmaAttributes { skip_copy, ..DmaAttributes::default() };
     let page = PhysSegment { phys: PhysAddr::new(1 << 32), len: FRAME_SIZE };
     if kind == "ops-strict-list-16" {
         let at = |index| PhysAddr::new(page.phys.get() + 2 * index * page.len);

@@ -3,7 +3,7 @@
 use std::ffi::{c_int, c_void};
 
 use portcullis::addr::{Direction, DmaSegment, Iova, PhysSegment};
-use portcullis::dma::{CoherentMemory, MapAttributes, UnmapAttributes};
+use portcullis::dma::{CoherentMemory, DmaAttributes};
 use portcullis_linux::buffer::segment;
 use portcullis_linux::heap::Heap;
 
@@ -76,7 +76,7 @@ pub unsafe extern "C" fn portcullis_map(
         let (direction, PhysSegment { phys, len }) =
             (self::direction(direction)?, segment(buffer.cast(), len));
         // SAFETY: clause 3: it is the caller's memory to open, and no thread accesses it meanwhile.
-        let mapped = unsafe { device.ops.map(phys, len, direction, MapAttributes::default()) };
+        let mapped = unsafe { device.ops.map(phys, len, direction, DmaAttributes::default()) };
         place.put(mapped?.get());
         Ok(())
     })
@@ -114,7 +114,7 @@ pub unsafe extern "C" fn portcullis_map_list(
         list.extend(pieces.iter().map(|piece| segment(piece.memory.cast(), piece.len)));
         found.resize(count, DmaSegment { iova: Iova::new(0), len: 0 });
         // SAFETY: clause 1: as for `portcullis_map`, for each piece.
-        let count = unsafe { device.ops.map_sg(&list, direction, MapAttributes::default(), &mut found) }?;
+        let count = unsafe { device.ops.map_sg(&list, direction, DmaAttributes::default(), &mut found) }?;
         for (index, segment) in found.iter().take(count).enumerate() {
             let segment = PortcullisSegment { iova: segment.iova.get(), len: segment.len };
             // SAFETY: clause 2: there is room for as many segments as pieces.
@@ -141,7 +141,7 @@ pub unsafe extern "C" fn portcullis_unmap(device: *const PortcullisDevice, iova:
     code(|| {
         // SAFETY: clauses 1 and 2, and clause 3 of the map, are the caller's.
         let ended =
-            unsafe { self::device(device)?.ops.unmap(Iova::new(iova), len, UnmapAttributes::default()) };
+            unsafe { self::device(device)?.ops.unmap(Iova::new(iova), len, DmaAttributes::default()) };
         Ok(ended?)
     })
 }
@@ -184,10 +184,10 @@ pub unsafe extern "C" fn portcullis_sync_for_device(
 pub unsafe extern "C" fn portcullis_unmap_all(device: *const PortcullisDevice, count: *mut u64) -> c_int {
     code(|| {
         // SAFETY: clauses 1 and 2 are the caller's.
-        let left = unsafe { self::device(device)?.ops.unmap_all() }?;
+        let (mappings, _) = unsafe { self::device(device)?.ops.unmap_all() }?;
         // SAFETY: clause 3 is the caller's.
         if let Ok(count) = unsafe { place(count) } {
-            count.put(left.mappings);
+            count.put(mappings);
         }
         Ok(())
     })

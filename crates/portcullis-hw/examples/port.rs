@@ -139,7 +139,7 @@ pub fn main() -> Result<(), Box<dyn Error>> {
     let iova = mapping.iova();
     assert!(machine.write(source, iova, b"a block!"));
     let mut packet = [0; 8];
-    queue.unmap_all([mapping], |buffer| buffer.read(0, &mut packet).unwrap_or_default())?;
+    queue.unmap_all([mapping], |ended| _ = ended.map(|buffer| buffer.read(0, &mut packet)))?;
     assert_eq!(&packet, b"a block!");
     assert!(!machine.write(source, iova, b"too late"), "an unmap has ended it");
     let fault = unit.next_fault().ok_or("the unit reports no fault")?;
@@ -153,7 +153,7 @@ pub fn main() -> Result<(), Box<dyn Error>> {
     assert!(machine.write(source, iova, b"a block!"));
     // After that, its memory is reused.
     let mut back = None;
-    queue.unmap_all([mapping], |buffer| back = Some(buffer))?;
+    queue.unmap_all([mapping], |ended| back = ended.ok())?;
     let before = machine.write(source, iova, b"too late");
     kernel.tick(10_000_000);
     let after = machine.write(source, iova, b"too late");

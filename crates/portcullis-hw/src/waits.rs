@@ -23,7 +23,7 @@ impl Waits {
     }
 
     /// Carries out `requests` by `submit`, or by another CPU's together with its own:
-    /// [`Shareable::submit`](portcullis::invalidation::Shareable::submit). While waits may be shared, nothing that uses the unit interrupts
+    /// [`SharedWaits::submit`]. While waits may be shared, nothing that uses the unit interrupts
     /// this CPU ([`Host::undisturbed`]): so no caller waits for another one on its own CPU.
     pub fn share<H: Host>(
         &self,
@@ -31,9 +31,9 @@ impl Waits {
         requests: &[Request],
         submit: impl Fn(&[Request]) -> Result<(), InvalidationError>,
     ) -> Result<(), InvalidationError> {
-        match self.0.share(requests) {
-            Some(shareable) => host.undisturbed(|| shareable.submit(|| host.cpu(), submit)),
-            None => submit(requests),
+        if !self.0.shares(requests) {
+            return submit(requests);
         }
+        host.undisturbed(|| self.0.submit(requests, || host.cpu(), submit))
     }
 }

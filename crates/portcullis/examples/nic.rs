@@ -24,7 +24,7 @@ struct Nic<X: Machine, B: DmaBuffer> {
 }
 
 /// A buffer with the length of the packet in it, which the card tells when it has written the packet.
-type Packet<B> = Tagged<B, usize>;
+type Packet<B> = (B, usize);
 
 impl<X: Machine, B: DmaBuffer> Nic<X, B> {
     fn new(device: &Device<X>, config: QueueConfig, free: Vec<B>) -> Result<Self, Box<dyn Error>> {
@@ -37,10 +37,10 @@ impl<X: Machine, B: DmaBuffer> Nic<X, B> {
     fn refill(&mut self, hardware: &mut Hardware) -> Result<(), Box<dyn Error>> {
         while self.posted.len() < POSTED {
             let Some(buffer) = self.free.pop() else { break };
-            let mapping = match self.rx.map(Packet::new(buffer, 0), Direction::FromDevice) {
+            let mapping = match self.rx.map((buffer, 0), Direction::FromDevice) {
                 Ok(mapping) => mapping,
                 Err(refused) => {
-                    self.free.extend(refused.buffer.map(|packet| packet.into_parts().0));
+                    self.free.extend(refused.buffer.map(|(buffer, _)| buffer));
                     return Err(refused.error.into());
                 }
             };
@@ -103,10 +103,10 @@ impl<X: Machine, B: DmaBuffer> Nic<X, B> {
 
     /// The card receives no more.
     fn on_stopped(&mut self) -> Result<(), DmaUnmapError> {
-        let back = |packet: Packet<B>| self.free.push(packet.into_parts().0);
-        self.rx.unmap_all(self.posted.drain(..), back).map_err(|failed| {
-            self.posted.extend(failed.mappings);
-            failed.error
+        let posted = std::mem::take(&mut self.posted);
+        self.rx.unmap_all(posted, |ended| match ended {
+            Ok((buffer, _)) => self.free.push(buffer),
+            Err(failed) => self.posted.extend(failed.mapping),
         })
     }
 }
@@ -169,7 +169,7 @@ fn run(name: &str, config: QueueConfig) -> Result<(), Box<dyn Error>> {
             nic.on_idle()?;
         }
         // Each packet that has come is sent back.
-        for (buffer, len) in std::mem::take(&mut nic.received).into_iter().map(Packet::into_parts) {
+        for (buffer, len) in std::mem::take(&mut nic.received) {
             let mut packet = vec![0; len];
             buffer.read(0, &mut packet)?;
             assert_eq!(packet, format!("packet {echoed}").as_bytes());

@@ -79,13 +79,14 @@ impl<X: Machine, B: DmaBuffer> Driver<X, B> {
     /// The device is gone or was reset, or its driver stops: one call ends all, and gets back what waits. After an error another call goes
     /// on.
     fn end_all(&mut self) -> Result<(), DmaUnmapError> {
-        let ended = self.queue.unmap_all(self.posted.drain(..), |buffer| self.free.push(buffer));
+        let posted = std::mem::take(&mut self.posted);
+        let ended = self.queue.unmap_all(posted, |ended| match ended {
+            Ok(buffer) => self.free.push(buffer),
+            Err(NotUnmapped { mapping: Some(mapping), .. }) => self.posted.push(mapping),
+            Err(NotUnmapped { .. }) => self.lost += 1,
+        });
         self.waiting = self.queue.waiting();
-        ended.map_err(|failed| {
-            self.posted.extend(failed.mappings);
-            self.lost += failed.leaked;
-            failed.error
-        })
+        ended
     }
 
     fn total(&self) -> usize {

@@ -10,8 +10,7 @@ pub mod driver {
     pub use crate::addr::{Direction, DmaSegment, Iova};
     pub use crate::dma::{
         BufferList, BufferPool, CoherentMemory, Device, DmaBuffer, DmaMapError, DmaMask, DmaUnmapError,
-        Ended, Machine, Mapping, NotAllUnmapped, NotMapped, NotUnmapped, PoolBuffer, Queue, QueueConfig,
-        Tagged,
+        Ended, Machine, Mapping, NotMapped, NotUnmapped, PoolBuffer, Queue, QueueConfig,
     };
     pub use crate::domain::Policy;
 }

@@ -11,10 +11,9 @@ use portcullis::addr::{
 };
 use portcullis::bounce::PoolConfig;
 use portcullis::dma::{
-    self, DmaDomain, DmaMapError, DmaMask, DmaOps, DmaUnmapError, MapAttributes, OpsConfig, OpsConfigError,
-    UnmapAttributes,
+    self, DmaAttributes, DmaDomain, DmaMapError, DmaMask, DmaOps, DmaUnmapError, OpsConfig,
 };
-use portcullis::domain::{MapListError, UnmapError};
+use portcullis::domain::{MapListError, PolicyError, UnmapError};
 use portcullis::heap::Shared;
 use portcullis::mapper::Geometry;
 
@@ -270,12 +269,12 @@ fn direction(number: u32) -> Direction {
 }
 
 #[inline]
-fn map_attributes(attributes: u32) -> MapAttributes {
+fn dma_attributes(attributes: u32) -> DmaAttributes {
     // The common case.
     if attributes == 0 {
-        return MapAttributes::default();
+        return DmaAttributes::default();
     }
-    MapAttributes {
+    DmaAttributes {
         mmio: attributes & ffi::MMIO != 0,
         lasting: attributes & ffi::LASTING != 0,
         uncached: attributes & ffi::UNCACHED != 0,
@@ -299,7 +298,7 @@ pub unsafe extern "C" fn pc_map(
 ) -> u64 {
     // SAFETY: clauses 1 and 2 are the caller's.
     let mapped =
-        unsafe { (*device).map(PhysAddr::new(phys), len, direction(dir), map_attributes(attributes)) };
+        unsafe { (*device).map(PhysAddr::new(phys), len, direction(dir), dma_attributes(attributes)) };
     match mapped {
         Ok(iova) => iova.get(),
         Err(error) if map_error(&error) == EIO => ffi::MAPPING_STAYS,
@@ -337,7 +336,7 @@ pub unsafe extern "C" fn pc_map_sg(
     // SAFETY: clause 2; any two words are a segment.
     let out = unsafe { core::slice::from_raw_parts_mut(out.cast::<DmaSegment>(), count) };
     // SAFETY: clauses 1 and 3 are the caller's.
-    match unsafe { (*device).map_sg(list, direction(dir), map_attributes(attributes), out) } {
+    match unsafe { (*device).map_sg(list, direction(dir), dma_attributes(attributes), out) } {
         Ok(written) => written as isize,
         Err(error) => map_error(&error) as isize,
     }
@@ -357,9 +356,8 @@ fn ended(result: Result<(), DmaUnmapError>) -> i32 {
 /// 2. For an existing mapping, this is the only unmap, and no sync runs concurrently.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pc_unmap(device: *const Device, iova: u64, len: u64, attributes: u32) -> i32 {
-    let attributes = UnmapAttributes { skip_copy: attributes & ffi::SKIP_COPY != 0 };
     // SAFETY: clauses 1 and 2 are the caller's.
-    ended(unsafe { (*device).unmap(Iova::new(iova), len, attributes) })
+    ended(unsafe { (*device).unmap(Iova::new(iova), len, dma_attributes(attributes)) })
 }
 
 /// See the header.
@@ -406,7 +404,7 @@ pub unsafe extern "C" fn pc_set_policy(device: *const Device, to: *const Policy)
     let (device, to) = unsafe { (&*device, &*to) };
     match device.set_config(config(to)) {
         Ok(()) => 0,
-        Err(OpsConfigError::Setup(error)) => setup_error(&error),
+        Err(PolicyError::Setup(error)) => setup_error(&error),
         Err(_) => EIO,
     }
 }
@@ -419,7 +417,7 @@ pub unsafe extern "C" fn pc_set_policy(device: *const Device, to: *const Policy)
 pub unsafe extern "C" fn pc_unmap_all(device: *const Device) -> u64 {
     // SAFETY: clause 1 is the caller's; each device of a domain is a group of its own.
     match unsafe { (*device).unmap_all() } {
-        Ok(left) => left.bytes,
+        Ok((_, bytes)) => bytes,
         // The hardware did not confirm the end of a remainder. Its size is not known.
         Err(_) => u64::MAX,
     }

@@ -394,7 +394,7 @@ unsafe impl<H: Host> Iommu<AmdV1> for Unit<H> {
 
 // SAFETY: 1: a submission ends with a COMPLETION_WAIT, which stores after all earlier commands are complete (section 2.4.1), and an
 // invalidation is complete when the accesses that used its translations are. Each command covers its request. If CPUs share waits, `Ok` is
-// of a submission that covers the requests and began after the call (`Shareable::submit`). 2: by `Registers` and `Frames`. 3: the ring's
+// of a submission that covers the requests and began after the call (`SharedWaits::submit`). 2: by `Registers` and `Frames`. 3: the ring's
 // exchanges order the submissions, and the switch's order the calls of a unit that is not on yet, which has never read what they name. 4:
 // commands are in the order of the requests, with a barrier where a device could refetch.
 unsafe impl<H: Host> InvalidationQueue for Unit<H> {

@@ -422,7 +422,7 @@ impl<H: Host> Unit<H> {
 // SAFETY: 1: a submission ends with a fence that the unit confirms after all earlier commands are complete, and accesses that it has
 // processed by then are visible (PR and PW; section "IOMMU Command-queue Fence commands"). Each command covers its request: a leaf by its
 // address, all levels without one. If CPUs share waits, `Ok` is of a submission that covers the requests and began after the call
-// (`Shareable::submit`). 2: by `Registers` and `Frames`. 3: the ring's exchanges order the submissions. 4: a fence separates commands for
+// (`SharedWaits::submit`). 2: by `Registers` and `Frames`. 3: the ring's exchanges order the submissions. 4: a fence separates commands for
 // the IOTLB from those for device TLBs.
 unsafe impl<H: Host> InvalidationQueue for Unit<H> {
     fn invalidate(&self, domain: DomainId, invalidation: Invalidation) -> Result<(), InvalidationError> {

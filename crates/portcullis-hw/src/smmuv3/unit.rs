@@ -488,7 +488,7 @@ const fn bit(stage: Stage) -> u64 {
 // confirms its own queue: see `own`.) The commands cover their requests in each stage that a device was attached to: this CPU's fence is
 // either before that of `attach`, and then the unit sees what the caller has stored when it first walks that stage; or after it, and then
 // the stage's bit is seen here. If CPUs share waits, `Ok` is of a submission that covers the requests and began after the call
-// (`Shareable::submit`): the CPU that makes it has the fence, after all that the others have stored. 2: by `Registers` and `Frames`. 3:
+// (`SharedWaits::submit`): the CPU that makes it has the fence, after all that the others have stored. 2: by `Registers` and `Frames`. 3:
 // these fences order the submissions, in whichever queue they are. 4: no device has a TLB, because the unit refuses ATS.
 unsafe impl<H: Host, const GRANULE: u32> InvalidationQueue for Unit<H, GRANULE> {
     fn invalidate(&self, domain: DomainId, invalidation: Invalidation) -> Result<(), InvalidationError> {

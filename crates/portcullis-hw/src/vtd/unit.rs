@@ -457,7 +457,7 @@ fn source_of(device: DeviceId) -> Result<u16, UnitError> {
 
 // SAFETY: 1: a submission ends with a descriptor that the unit confirms after its other descriptors are complete (section 6.5.2.8), IOTLB
 // invalidations drain (`start` takes no unit that cannot), and each descriptor covers its request. If CPUs share waits, `Ok` is of a
-// submission that covers the requests and began after the call (`Shareable::submit`); all requests of one batch are of this stage. 2: by
+// submission that covers the requests and began after the call (`SharedWaits::submit`); all requests of one batch are of this stage. 2: by
 // `Registers` and `Frames`. 3: the ring's exchanges order the submissions, and the switch's order the calls of a unit that has no root yet,
 // which has read nothing of what they name. 4: the descriptors are in the order of the requests.
 unsafe impl<H: Host> InvalidationQueue for Unit<H> {

@@ -2,7 +2,6 @@
 
 use core::fmt;
 
-use super::pressure::Pressure;
 use crate::addr::{Iova, IovaRange};
 use crate::domain::{MapListError, UnmapError};
 use crate::invalidation::InvalidationError;
@@ -16,9 +15,18 @@ pub enum DmaMapError {
     /// behind it.
     #[error("the queue's ring is full: commit what was unmapped, and unmap its oldest mapping")]
     Full,
-    /// The swiotlb pool is full now: wait, and map again.
-    #[error(transparent)]
-    Pressure(#[from] Pressure),
+    /// The swiotlb pool is full now: map again when something was unmapped.
+    #[error("{needed} bytes in one piece needed, {free} free of {capacity}; the limit is {limit}")]
+    Pressure {
+        /// Bytes in one piece that the mapping needs.
+        needed: u64,
+        /// Bytes that were free, perhaps in smaller pieces, or out of the device's reach.
+        free: u64,
+        /// Bytes of the pool.
+        capacity: u64,
+        /// Bytes that it may grow to. If that exceeds the capacity, there was no memory.
+        limit: u64,
+    },
     /// The list, its addresses, or the tables are at fault. After [`MapListError::Unconfirmed`] **devices may reach the list**, until a
     /// [flush](crate::domain::Domain::flush) of the domain succeeds.
     #[error(transparent)]
@@ -74,7 +82,7 @@ impl DmaMapError {
     /// or a pool.
     pub fn is_full(&self) -> bool {
         match self {
-            Self::Full | Self::Pressure(_) | Self::AllTaken { .. } => true,
+            Self::Full | Self::Pressure { .. } | Self::AllTaken { .. } => true,
             // Addresses that the device can use may be free later.
             Self::List(MapListError::Iova(IovaError::Exhausted { len, limit, .. })) => {
                 len.checked_sub(1).is_some_and(|last| last <= limit.get())

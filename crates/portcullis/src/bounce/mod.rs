@@ -11,7 +11,6 @@ pub(crate) mod error;
 pub mod pool;
 #[cfg(not(feature = "parts"))]
 pub(crate) mod pool;
-mod pressure;
 pub mod swiotlb;
 
 pub use pool::{PoolConfig, PoolUsage};

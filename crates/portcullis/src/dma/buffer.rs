@@ -3,7 +3,7 @@
 use alloc::vec::Vec;
 
 use crate::addr::PhysSegment;
-use crate::heap::OutOfMemory;
+use crate::bounce::error::DmaMapError;
 
 /// Memory that a device may access. `portcullis_model::Buffer` is such memory of the software machine; a kernel has its own type:
 ///
@@ -79,7 +79,7 @@ pub unsafe trait DmaBuffer: 'static {
 /// // A queue maps it, and an unmap gives it back. Then:
 /// let pages = packet.into_inner();
 /// # assert_eq!(pages.len(), 3);
-/// # Ok::<(), portcullis::dma::NotListed<portcullis_model::Buffer>>(())
+/// # Ok::<(), portcullis::dma::NotMapped<_>>(())
 /// ```
 #[derive(Debug)]
 pub struct BufferList<B: DmaBuffer> {
@@ -91,12 +91,12 @@ impl<B: DmaBuffer> BufferList<B> {
     /// Makes a list of buffers, each of which may have several pieces. A map refuses an empty list. O(pieces). Allocates.
     ///
     /// # Errors
-    /// [`OutOfMemory`], with the buffers.
-    pub fn new(buffers: Vec<B>) -> Result<Self, NotListed<B>> {
+    /// [`DmaMapError::OutOfMemory`], with the buffers.
+    pub fn new(buffers: Vec<B>) -> Result<Self, NotMapped<Vec<B>>> {
         let mut segments = Vec::new();
         for buffer in &buffers {
             if segments.try_reserve(buffer.segments().len()).is_err() {
-                return Err(NotListed { buffers, error: OutOfMemory });
+                return Err(NotMapped { buffer: Some(buffers), error: DmaMapError::OutOfMemory });
             }
             segments.extend_from_slice(buffer.segments());
         }
@@ -125,25 +125,23 @@ unsafe impl<B: DmaBuffer> DmaBuffer for BufferList<B> {
     }
 }
 
-/// Buffers of which no [`BufferList`] was made.
-pub struct NotListed<B: DmaBuffer> {
-    /// The buffers, in order.
-    pub buffers: Vec<B>,
+/// A buffer that was not mapped, or buffers of which no [`BufferList`] was made, and why.
+pub struct NotMapped<B> {
+    /// The unchanged buffer; `None` if the device [may reach it](DmaMapError::may_be_reached): it is leaked.
+    pub buffer: Option<B>,
     /// Why.
-    pub error: OutOfMemory,
+    pub error: DmaMapError,
 }
 
-error_by_its_reason!([B: DmaBuffer] NotListed<B>);
+error_by_its_reason!([B] NotMapped<B>);
 
-/// A buffer with a cookie of the driver's: the index of a descriptor, or the request to complete. The cookie is in the mapping
-/// ([`Mapping::buffer`](super::Mapping::buffer), [`Mapping::cookie_mut`](super::Mapping::cookie_mut)), and comes back with the buffer, also from a
-/// batch.
+/// A buffer with a *cookie*: a value of the driver's that comes back with the buffer, also from a batch, such as the index of a descriptor, or the
+/// request to complete. [`Mapping::cookie_mut`](super::Mapping::cookie_mut) changes it while the buffer is mapped.
 ///
 /// ```
 /// # #[cfg(feature = "std")]
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
 /// # use std::sync::Arc;
-/// use portcullis::dma::Tagged;
 /// use portcullis::prelude::*;
 /// # let memory = portcullis_model::Memory::new(16 << 20);
 /// # let iommu = portcullis_model::Iommu::new(portcullis_model::IommuConfig::new(Arc::clone(&memory)));
@@ -154,14 +152,13 @@ error_by_its_reason!([B: DmaBuffer] NotListed<B>);
 /// let mut rx = nic.queue(QueueConfig::batched(64))?;
 /// let buffer = memory.buffer(2048).ok_or("out of memory")?;
 /// let (descriptor, len) = (17, 0);
-/// let mut mapping = rx.map(Tagged::new(buffer, (descriptor, len)), Direction::FromDevice)?;
-/// assert_eq!(mapping.buffer().cookie().0, 17);
+/// let mut mapping = rx.map((buffer, (descriptor, len)), Direction::FromDevice)?;
 /// // The card has written a packet of 60 bytes.
 /// mapping.cookie_mut().1 = 60;
 /// # let mut back = Vec::new();
 /// rx.unmap(mapping)?.for_each(|ended| back.push(ended));
 /// back.extend(rx.commit()?);
-/// for (buffer, (descriptor, len)) in back.into_iter().map(Tagged::into_parts) {
+/// for (buffer, (descriptor, len)) in back {
 /// #   assert_eq!((buffer.len(), descriptor, len), (2048, 17, 60));
 ///     // .. the buffer of this descriptor is the driver's again, and has a packet of this length ..
 /// }
@@ -170,43 +167,10 @@ error_by_its_reason!([B: DmaBuffer] NotListed<B>);
 /// # #[cfg(not(feature = "std"))]
 /// # fn main() {}
 /// ```
-#[derive(Debug)]
-pub struct Tagged<B: DmaBuffer, T: 'static> {
-    buffer: B,
-    cookie: T,
-}
-
-impl<B: DmaBuffer, T> Tagged<B, T> {
-    /// Joins both.
-    pub fn new(buffer: B, cookie: T) -> Self {
-        Self { buffer, cookie }
-    }
-
-    /// The cookie.
-    pub fn cookie(&self) -> &T {
-        &self.cookie
-    }
-
-    /// The cookie, to change it. In a mapping use [`Mapping::cookie_mut`](super::Mapping::cookie_mut).
-    pub fn cookie_mut(&mut self) -> &mut T {
-        &mut self.cookie
-    }
-
-    /// The buffer, which a device may be changing.
-    pub fn buffer(&self) -> &B {
-        &self.buffer
-    }
-
-    /// Returns the buffer and the cookie.
-    pub fn into_parts(self) -> (B, T) {
-        (self.buffer, self.cookie)
-    }
-}
-
-// SAFETY: clauses 1 to 4 are the buffer's, which safe code reaches by value or by shared reference only; no device reaches the cookie.
-unsafe impl<B: DmaBuffer, T> DmaBuffer for Tagged<B, T> {
+// SAFETY: clauses 1 to 4 are the buffer's: a mapping lends it by shared reference only. No device reaches the cookie.
+unsafe impl<B: DmaBuffer, T: 'static> DmaBuffer for (B, T) {
     #[inline]
     fn segments(&self) -> &[PhysSegment] {
-        self.buffer.segments()
+        self.0.segments()
     }
 }

@@ -5,7 +5,7 @@ use core::convert::Infallible;
 use core::mem::ManuallyDrop;
 use core::num::NonZeroU64;
 
-use super::{DmaBuffer, Tagged};
+use super::DmaBuffer;
 use crate::addr::{Iova, IovaRange, PageSize, PhysSegment};
 use crate::bounce::error::DmaUnmapError;
 use crate::bounce::pool::{PoolMapping, Way};
@@ -297,11 +297,11 @@ impl<B: DmaBuffer> Mapping<B> {
     }
 }
 
-impl<B: DmaBuffer, T> Mapping<Tagged<B, T>> {
-    /// The cookie, to change it: to note a packet's length, for example.
+impl<B: DmaBuffer, T: 'static> Mapping<(B, T)> {
+    /// The buffer's cookie, to change it: to note a packet's length, for example.
     #[doc(alias = "set_cookie")]
     pub fn cookie_mut(&mut self) -> &mut T {
-        self.buffer.cookie_mut()
+        &mut self.buffer.1
     }
 }
 

@@ -29,7 +29,7 @@
 //! buffer in its pages. It never reaches the original of a copied mapping, which is protected to the byte.
 
 /// Implements `Debug`, `Display` and `Error` for a type with a field `error`. They print that field, or `$says`, and never a buffer, so `unwrap`
-/// works for buffers without `Debug`. Example: `error_by_its_reason!([B: DmaBuffer] NotListed<B>);`
+/// works for buffers without `Debug`. Example: `error_by_its_reason!([B] NotMapped<B>);`
 macro_rules! error_by_its_reason {
     ([$($generics:tt)*] $type:ty) => {
         error_by_its_reason!([$($generics)*] $type, |this, f| core::fmt::Display::fmt(&this.error, f));
@@ -68,24 +68,22 @@ mod raw_batch;
 mod ring;
 mod told;
 
-#[cfg(feature = "parts")]
-pub use adaptive::AdaptiveRing;
 #[cfg(not(feature = "parts"))]
 pub(crate) use adaptive::AdaptiveRing;
-pub use adaptive::Explained;
-pub use buffer::{BufferList, DmaBuffer, NotListed, Tagged};
+#[cfg(feature = "parts")]
+pub use adaptive::{AdaptiveRing, Explained};
+pub use buffer::{BufferList, DmaBuffer, NotMapped};
 pub use coherent::CoherentMemory;
 pub use device::DmaDevice;
 pub use machine::Machine;
 pub(crate) use mapping::Choice;
 pub use mapping::{Ended, Mapping, NotUnmapped, RawMapping};
-pub use ops::{DmaOps, Leftover, MapAttributes, OpsConfig, OpsConfigError, OpsUsage, UnmapAttributes};
+pub use ops::{DmaAttributes, DmaOps, OpsConfig, OpsUsage};
 pub use pooled::{BufferPool, PoolBuffer};
 #[cfg(feature = "parts")]
 pub use queue::Strategy;
 pub use queue::{
-    AnyQueue, Device, DmaDomain, DmaMapError, DmaMask, DmaUnmapError, DomainBuilder, NotAllUnmapped,
-    NotMapped, Queue, QueueConfig,
+    AnyQueue, Device, DmaDomain, DmaMapError, DmaMask, DmaUnmapError, DomainBuilder, Queue, QueueConfig,
 };
 pub use raw_batch::MOST_IN_BATCH;
 #[cfg(not(feature = "parts"))]

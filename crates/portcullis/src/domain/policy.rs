@@ -1,6 +1,7 @@
 //! The protection [`Policy`] of a domain, a device or a mapping, and the atomic word that holds one while I/O runs.
 
 use crate::invalidation::{Costs, InvalidationError};
+use crate::setup::SetupError;
 use crate::sync::{AtomicU64, Ordering};
 
 /// A domain's policy: how long a device may reach memory after it was unmapped, and at what price.
@@ -59,7 +60,7 @@ impl Policy {
     }
 }
 
-/// A policy that could not be changed, or does not hold yet for earlier unmaps.
+/// A policy, or the configuration of a [`DmaOps`](crate::dma::DmaOps), could not be changed, or does not hold yet for earlier unmaps.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum PolicyError {
@@ -71,6 +72,9 @@ pub enum PolicyError {
         /// What was asked for.
         to: &'static str,
     },
+    /// The domain has no pool for the [configuration](crate::dma::DmaOps::set_config), or none for its threshold. Nothing has changed.
+    #[error(transparent)]
+    Setup(#[from] SetupError),
     /// The new policy holds for later unmaps, but the hardware did not confirm the flush of earlier ones: **devices may still reach that
     /// memory**. Call again.
     #[error("the policy is changed, but devices may still reach what was unmapped before: {0}")]

@@ -75,9 +75,7 @@ impl Block {
     }
 }
 
-/// The blocks of one range, by ascending address, from [`blocks`].
-#[derive(Debug, Clone)]
-pub struct Blocks {
+struct Blocks {
     shift: u32,
     pages: Range<u64>,
     blocks: [Option<Block>; 2],
@@ -102,8 +100,8 @@ impl Iterator for Blocks {
 
 impl ExactSizeIterator for Blocks {}
 
-/// Returns blocks that together hold each page of `granule` that `range` touches, for commands of this granularity; `None` where the domain
-/// must be invalidated. A few instructions; allocates nothing.
+/// Returns blocks that together hold each page of `granule` that `range` touches, by ascending address, for commands of this granularity;
+/// `None` where the domain must be invalidated. A few instructions; allocates nothing.
 ///
 /// For a range that touches n pages these are:
 ///
@@ -111,7 +109,11 @@ impl ExactSizeIterator for Blocks {}
 /// - [`Block`](Granularity::Block): one or two, of less than 4 n pages in sum; `None` if a block would exceed the largest order, or if the
 ///   range may be a single page of more than that order;
 /// - [`Run`](Granularity::Run): one, of at most n + n / 16 pages; `None` if n is above 2^36.
-pub fn blocks(range: IovaRange, granule: PageSize, granularity: Granularity) -> Option<Blocks> {
+pub fn blocks(
+    range: IovaRange,
+    granule: PageSize,
+    granularity: Granularity,
+) -> Option<impl ExactSizeIterator<Item = Block>> {
     let shift = granule.shift();
     let (first, last) = (range.start().get() >> shift, range.last().get() >> shift);
     let of = |blocks| Some(Blocks { shift, pages: 0..0, blocks });

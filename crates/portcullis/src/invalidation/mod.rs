@@ -15,7 +15,7 @@ mod flush_queue;
 mod gather;
 mod shared;
 
-pub use blocks::{Block, Blocks, Granularity, MOST_BLOCKS, blocks};
+pub use blocks::{Block, Granularity, MOST_BLOCKS, blocks};
 pub use costs::Costs;
 #[cfg(not(feature = "parts"))]
 pub(crate) use device_tlb::DeviceTlbs;
@@ -26,7 +26,7 @@ pub use flush_queue::{Cleared, Flush, FlushQueue, Pushed, QUEUE_ENTRIES, SHARED_
 #[cfg(not(feature = "parts"))]
 pub(crate) use flush_queue::{Cleared, Flush, FlushQueue, Pushed, QUEUE_ENTRIES, SLICE, Waiting};
 pub use gather::{GATHER_RANGES, Gather};
-pub use shared::{Shareable, SharedQueue, SharedWaits};
+pub use shared::{SharedQueue, SharedWaits};
 
 use crate::addr::{DeviceId, DomainId, IovaRange};
 

@@ -46,7 +46,7 @@ use super::{Costs, Invalidation, InvalidationError, InvalidationQueue, Request};
 use crate::addr::DomainId;
 use crate::sync::{cores, thread_number};
 
-pub use waits::{Shareable, SharedWaits};
+pub use waits::SharedWaits;
 
 /// A submission cheaper than this, in nanoseconds, costs less than sharing it.
 const SHARED_FROM_NS: u32 = 100;
@@ -112,9 +112,6 @@ unsafe impl<Q: InvalidationQueue> InvalidationQueue for SharedQueue<Q> {
     }
 
     fn submit(&self, requests: &[Request]) -> Result<(), InvalidationError> {
-        match self.waits.share(requests) {
-            Some(shareable) => shareable.submit(self.cpu, |requests| self.queue.submit(requests)),
-            None => self.queue.submit(requests),
-        }
+        self.waits.submit(requests, self.cpu, |requests| self.queue.submit(requests))
     }
 }

@@ -13,6 +13,8 @@
 mod amd_v1;
 mod arm;
 mod calls;
+#[cfg(feature = "parts")]
+mod entries;
 mod error;
 mod fast;
 mod format;
@@ -33,11 +35,12 @@ mod x86;
 pub use amd_v1::AmdV1;
 pub use arm::{ARM_MAIR, Arm};
 pub use calls::Unmapped;
+#[cfg(feature = "parts")]
+pub use entries::Leaf;
 pub use error::MapError;
 pub use format::{Attributes, Format, Layout, Memory};
 #[cfg(feature = "parts")]
 pub use format::{Entry, LeafSize};
-pub use read::Leaf;
 pub use riscv::Riscv;
 pub use table::PageTable;
 pub use vtd::VtdSecondStage;

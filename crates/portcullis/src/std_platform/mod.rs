@@ -8,9 +8,9 @@ mod timer;
 use std::cell::{Cell, RefCell};
 use std::sync::atomic::{Ordering, fence};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
-use std::thread_local;
 use std::time::{Duration, Instant};
 use std::vec::Vec;
+use std::{format, io, thread_local};
 
 use self::timer::Timer;
 use crate::heap::{self, OutOfMemory};
@@ -34,13 +34,6 @@ pub const DEFAULT_CPUS: usize = if cfg!(miri) { 4 } else { 64 };
 pub struct StdPlatform {
     inner: Arc<Inner>,
 }
-
-/// Why a platform cannot be made.
-#[derive(Debug, thiserror::Error)]
-#[error(
-    "the system has no thread to give for the timers ({0}): end threads or processes, or allow more of them (ulimit -u; TasksMax of a service; pids.max of a cgroup)"
-)]
-pub struct NoThread(std::io::Error);
 
 #[derive(Debug)]
 struct Inner {
@@ -90,8 +83,8 @@ impl StdPlatform {
     /// As [`new`](Self::new), without that panic.
     ///
     /// # Errors
-    /// [`NoThread`]: nothing would end lazy protection's window.
-    pub fn try_new() -> Result<Self, NoThread> {
+    /// The system has no thread for the timers: nothing would end lazy protection's window. The text says what to do.
+    pub fn try_new() -> io::Result<Self> {
         Self::with_fence(DEFAULT_CPUS, barrier::register())
     }
 
@@ -103,8 +96,15 @@ impl StdPlatform {
         Self::with_fence(cpus, barrier::register()).expect("the system starts a thread for the timers")
     }
 
-    fn with_fence(cpus: usize, light_fence: bool) -> Result<Self, NoThread> {
+    fn with_fence(cpus: usize, light_fence: bool) -> io::Result<Self> {
         let start = Instant::now();
+        let no_thread = |error: io::Error| {
+            let text = format!(
+                "the system has no thread to give for the timers ({error}): end threads or processes, or allow more of them \
+                 (ulimit -u; TasksMax of a service; pids.max of a cgroup)"
+            );
+            io::Error::new(error.kind(), text)
+        };
         let number = PlatformNumber::new();
         let inner = Inner {
             number,
@@ -113,7 +113,7 @@ impl StdPlatform {
             cpus,
             start,
             free_cpus: Mutex::new((0..cpus).rev().collect()),
-            timer: Timer::start(start).map_err(NoThread)?,
+            timer: Timer::start(start).map_err(no_thread)?,
         };
         Ok(Self { inner: Arc::new(inner) })
     }

@@ -5,7 +5,7 @@ use std::mem::ManuallyDrop;
 use std::sync::Arc;
 
 use portcullis::addr::{Direction, DmaSegment, Iova, PhysSegment};
-use portcullis::dma::{DmaDomain, DmaMask, DmaOps, MapAttributes, OpsConfig, UnmapAttributes};
+use portcullis::dma::{DmaAttributes, DmaDomain, DmaMask, DmaOps, OpsConfig};
 
 use crate::doubles::{Fr, Pl};
 use crate::hostile::{Hostile, Owned, PAGE};
@@ -42,7 +42,7 @@ impl Driver {
 
     /// Where it panics, or is not confirmed, the mapping is over for the driver.
     fn unmap_all(&mut self) -> Result<(), Box<dyn Error>> {
-        let unmaps = UnmapAttributes::default();
+        let unmaps = DmaAttributes::default();
         while let Some((iova, len)) = self.live.pop() {
             // SAFETY: one thread does everything; the CPU reaches no buffer.
             unsafe { self.ops.unmap(iova, len, unmaps) }?;
@@ -52,7 +52,7 @@ impl Driver {
 
     /// Maps three buffers and the originals. The buffers are for good those of a caller that does not get them back.
     fn map(&mut self) -> Result<ManuallyDrop<[Owned; 3]>, Box<dyn Error>> {
-        let maps = MapAttributes::default();
+        let maps = DmaAttributes::default();
         // Copied where that is so, and mapped: pages of buffers, and lists of them.
         let buffers =
             ManuallyDrop::new([self.hostile.buffer(1), self.hostile.buffer(3), self.hostile.buffer(8)]);
@@ -60,11 +60,11 @@ impl Driver {
         let mut out = [DmaSegment::default(); 3];
         let PhysSegment { phys, len } = list[2];
         // SAFETY: one thread does everything; the CPU reaches no buffer, and each is given up only where its unmap says so.
-        let iova = unsafe { self.ops.map(phys, len, BOTH, MapAttributes { lasting: true, ..maps }) }?;
+        let iova = unsafe { self.ops.map(phys, len, BOTH, DmaAttributes { lasting: true, ..maps }) }?;
         self.live.push((iova, len));
         // SAFETY: as above.
         let count =
-            unsafe { self.ops.map_sg(&list[..2], BOTH, MapAttributes { mmio: true, ..maps }, &mut out) }?;
+            unsafe { self.ops.map_sg(&list[..2], BOTH, DmaAttributes { mmio: true, ..maps }, &mut out) }?;
         let (first, last) = (out[0].iova, out[count - 1]);
         let whole = (first, last.iova.get() + last.len - first.get());
         self.live.push(whole);

@@ -96,7 +96,7 @@ fn full(world: &World) -> Work {
             driver.map(piece, &none)?;
         }
         match driver.map(piece, &none) {
-            Err(DmaMapError::Pressure(_)) => {}
+            Err(DmaMapError::Pressure { .. }) => {}
             result => return Err(format!("the pool is not full: {result:?}").into()),
         }
         driver.end()?;

@@ -9,8 +9,8 @@ use crate::stuck::Stuck;
 use portcullis::addr::{Direction, DomainId, Iova, IovaRange, Permissions, PhysAddr, PhysSegment};
 use portcullis::bounce::pool::{Attributes, BounceDevice, BouncePool, DeviceProfile, PoolConfig};
 use portcullis::dma::{
-    AdaptiveRing, BatchError, CoherentMemory, DmaDevice, DmaDomain, DmaMask, DmaUnmapError, Leftover,
-    MapAttributes, OpsConfig, QueueConfig, RawBatch, StrictRing, StrictRingConfig,
+    AdaptiveRing, BatchError, CoherentMemory, DmaAttributes, DmaDevice, DmaDomain, DmaMask, DmaUnmapError,
+    OpsConfig, QueueConfig, RawBatch, StrictRing, StrictRingConfig,
 };
 use portcullis::domain::{Domain, Policy, UnmapError};
 use portcullis::heap::Shared;
@@ -223,7 +223,7 @@ fn what_a_driver_leaves_and_stays_mapped_is_no_success() {
     let domain = DmaDomain::<(Stuck, StdPlatform, Infallible)>::over(bench.domain.clone(), None).unwrap();
     let ops = domain.attach(DEVICE, DmaMask::BITS_64).unwrap().ops(OpsConfig::Strict).unwrap();
     // SAFETY: no memory is there, and only a simulated device would reach it.
-    let map = || unsafe { ops.map(PhysAddr::new(0x9_0000_0000), PAGE, BOTH, MapAttributes::default()) };
+    let map = || unsafe { ops.map(PhysAddr::new(0x9_0000_0000), PAGE, BOTH, DmaAttributes::default()) };
     let iova = map().unwrap();
     bench.domain.mapper().stick(true);
     let error = DmaUnmapError::Unconfirmed { error: InvalidationError::StillMapped { bytes: PAGE } };
@@ -234,5 +234,5 @@ fn what_a_driver_leaves_and_stays_mapped_is_no_success() {
     bench.domain.mapper().stick(false);
     map().unwrap();
     // SAFETY: as above.
-    assert_eq!(unsafe { ops.unmap_all() }, Ok(Leftover { mappings: 1, bytes: PAGE }));
+    assert_eq!(unsafe { ops.unmap_all() }, Ok((1, PAGE)));
 }

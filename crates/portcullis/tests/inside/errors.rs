@@ -1,7 +1,7 @@
 //! What each error says, with no two numbers the same.
 
 use crate::addr::{AddrError, Iova, IovaRange, PageSize, PhysAddr};
-use crate::dma::{BatchError, OpsConfigError};
+use crate::dma::BatchError;
 use crate::domain::{MapListError, PolicyError, UnmapError};
 use crate::heap::OutOfMemory;
 use crate::invalidation::InvalidationError;
@@ -170,6 +170,7 @@ sentences::sentences! {
     of_policies: PolicyError {
         Translation { from: "one", to: "another" } =>
             "a domain is made with translation or without: it cannot change from one to another";
+        Setup(SetupError::NoPageSize) => "the mapper states no page size, or one below 4 KiB or above 2 GiB as its smallest";
         Unconfirmed(REJECTED) =>
             "the policy is changed, but devices may still reach what was unmapped before: the IOMMU reported an error for an \
              invalidation (code 0x7d)";
@@ -180,13 +181,6 @@ sentences::sentences! {
         OtherDomain => "a mapping of another domain than the batch's";
         Unmap(UnmapError::NoSuchRange { iova: AT, len: 1 }) =>
             "1 bytes at 0xa000 are no range, so nothing is unmapped";
-    }
-
-    of_configurations: OpsConfigError {
-        Setup(SetupError::NoPageSize) => "the mapper states no page size, or one below 4 KiB or above 2 GiB as its smallest";
-        Policy(PolicyError::Unconfirmed(REJECTED)) =>
-            "the policy is changed, but devices may still reach what was unmapped before: the IOMMU reported an error for an \
-             invalidation (code 0x7d)";
     }
 }
 

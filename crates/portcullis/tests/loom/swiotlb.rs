@@ -129,7 +129,7 @@ fn found(scarce: bool) {
                     unmap(&pool, mapped);
                     false
                 }
-                Err(DmaMapError::Pressure(_)) => true,
+                Err(DmaMapError::Pressure { .. }) => true,
                 Err(error) => panic!("{error}"),
             })
         };
@@ -178,7 +178,7 @@ fn grows_under_the_timer(mapped: u64) {
         timer.join().unwrap();
         // Where an area went while this one was wanted, there is room to grow now.
         let second = second.unwrap_or_else(|error| match error {
-            DmaMapError::Pressure(_) => map(&pool, 4096).unwrap(),
+            DmaMapError::Pressure { .. } => map(&pool, 4096).unwrap(),
             error => panic!("{error}"),
         });
         assert!(asked() > before, "an area that nobody will ever give back");

@@ -231,7 +231,7 @@ impl Life<'_> {
         // What was refused brings its buffers back.
         let listed = self.step("a list of buffers", || {
             BufferList::new(std::mem::take(&mut buffers)).map_err(|refused| {
-                buffers = refused.buffers;
+                buffers = refused.buffer.unwrap();
                 refused.error
             })
         });

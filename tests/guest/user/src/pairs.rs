@@ -4,7 +4,7 @@ use std::time::Instant;
 
 use portcullis::addr::Direction;
 use portcullis::bounce::PoolConfig;
-use portcullis::dma::{DmaMask, DomainBuilder, MapAttributes, OpsConfig, UnmapAttributes};
+use portcullis::dma::{DmaAttributes, DmaMask, DomainBuilder, OpsConfig};
 use portcullis::std_platform::StdPlatform;
 use portcullis_linux::heap::{Heap, HeapBuffer};
 use portcullis_linux::vfio::Device;
@@ -29,8 +29,8 @@ pub fn pairs(name: &str, bytes: u64, count: u32) -> Result<()> {
         for _ in 0..count {
             // SAFETY: the buffer stays, and nothing touches it.
             unsafe {
-                let iova = ops.map(buffer.phys(), bytes, Direction::ToDevice, MapAttributes::default())?;
-                ops.unmap(iova, bytes, UnmapAttributes::default())?;
+                let iova = ops.map(buffer.phys(), bytes, Direction::ToDevice, DmaAttributes::default())?;
+                ops.unmap(iova, bytes, DmaAttributes::default())?;
             }
         }
         best = best.min(start.elapsed().as_nanos() as f64 / f64::from(count));

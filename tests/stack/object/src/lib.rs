@@ -17,8 +17,8 @@ use core::mem::MaybeUninit;
 
 use portcullis::addr::{Iova, IovaRange, PageSize, PageSizes, Permissions};
 use portcullis::dma::{
-    CoherentMemory, Device, DmaDomain, DmaMapError, DmaMask, DmaOps, DmaUnmapError, DomainBuilder, Ended,
-    MapAttributes, OpsConfig, Queue, QueueConfig, UnmapAttributes,
+    CoherentMemory, Device, DmaAttributes, DmaDomain, DmaMapError, DmaMask, DmaOps, DmaUnmapError,
+    DomainBuilder, Ended, OpsConfig, Queue, QueueConfig,
 };
 use portcullis::domain::{MapListError, PolicyError, UnmapError};
 use portcullis::heap::{OutOfMemory, Weak};
@@ -258,7 +258,7 @@ macro_rules! calls {
             ops: &DmaOps<$machine>,
             piece: PhysSegment,
             direction: Direction,
-            attributes: MapAttributes,
+            attributes: DmaAttributes,
         ) -> Result<Iova, DmaMapError> {
             // SAFETY: the caller's promise.
             unsafe { ops.map(piece.phys, piece.len, direction, attributes) }
@@ -269,7 +269,7 @@ macro_rules! calls {
             ops: &DmaOps<$machine>,
             list: &[PhysSegment],
             direction: Direction,
-            attributes: MapAttributes,
+            attributes: DmaAttributes,
             out: &mut [DmaSegment],
         ) -> Result<usize, DmaMapError> {
             // SAFETY: the caller's promise.
@@ -281,7 +281,7 @@ macro_rules! calls {
             ops: &DmaOps<$machine>,
             iova: Iova,
             len: u64,
-            attributes: UnmapAttributes,
+            attributes: DmaAttributes,
         ) -> Result<(), DmaUnmapError> {
             // SAFETY: the caller's promise.
             unsafe { ops.unmap(iova, len, attributes) }

@@ -108,7 +108,7 @@ fn buffers_come_back_when_their_device_is_released() {
             assert_eq!(back, 6, "{queue:?}");
         }
         // SAFETY: no other call runs.
-        assert_eq!(unsafe { ops.unmap_all() }.unwrap().mappings, 1);
+        assert_eq!(unsafe { ops.unmap_all() }.unwrap().0, 1);
         drop((queues, ops, attached));
         assert_eq!(domain.space().stats().lost_iova_bytes, 0);
         let (calls, space) = (kernel.asked().len() as u64, device.space().clone());

@@ -103,6 +103,7 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BounceDevice<M, P, C> {
         self.pool.lend(&self.client, len, direction)
     }
 
+    #[cfg(feature = "parts")]
     pub(crate) fn is_untrusted(&self) -> bool {
         self.client.profile.untrusted
     }

@@ -11,7 +11,7 @@
 //!   copies the buffer there, so bytes that the device does not write are unchanged after the unmap, as without a bounce, and not the remains of an
 //!   earlier mapping.
 //! - An unmap or a sync that does not name a mapping is an error that changes nothing, and so is a second unmap.
-//! - The pool grows before it is full, by the platform's timer, and frees idle memory. A full pool returns [`Pressure`], which says how much was
+//! - The pool grows before it is full, by the platform's timer, and frees idle memory. A full pool returns [`DmaMapError::Pressure`], which says how much was
 //!   needed; the I/O has not failed, and may be tried again.
 //! - A map or a sync copies before all later stores of the driver, such as its doorbell; an unmap or a sync copies after all earlier loads of the
 //!   driver.
@@ -45,7 +45,6 @@ mod slot_meta;
 mod slots;
 mod usage;
 
-pub use crate::bounce::pressure::Pressure;
 pub use config::SwiotlbConfig;
 #[cfg(not(feature = "parts"))]
 pub(crate) use config::{Bounced, Constraints};

@@ -4,7 +4,6 @@
 //! granted room since. A free into a magazine without room goes to its area. The free that grants room again clears `scarce` first, so later callers
 //! drain the magazines anew.
 
-use super::Pressure;
 use super::areas::OddRun;
 use super::bits::WORD_ORDER;
 use super::config::Constraints;
@@ -109,12 +108,12 @@ impl<P: Platform, C: CopyMemory> Swiotlb<P, C> {
         }
         let slots = odd.as_ref().map_or(1 << want.order, |run| run.slots as u64);
         let (shift, capacity) = (self.areas.slot_shift, self.areas.capacity());
-        Err(DmaMapError::Pressure(Pressure {
+        Err(DmaMapError::Pressure {
             needed: slots << shift,
             free: capacity.saturating_sub(self.areas.taken().0) << shift,
             capacity: capacity << shift,
             limit: self.areas.max() as u64 * self.areas.area_bytes(),
-        }))
+        })
     }
 
     /// The odd run for a request that one word of bits cannot hold. Slots that lie wholly before the mapping are left out.

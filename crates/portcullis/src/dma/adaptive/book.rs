@@ -1,6 +1,11 @@
 //! The costs of copying and of mapping, and the choice between them. Plain arithmetic, without locks or clocks.
 
-use crate::addr::Direction;
+#[cfg(feature = "parts")]
+mod explain;
+
+#[cfg(feature = "parts")]
+pub use explain::Explained;
+
 use crate::dma::mapping::Choice;
 
 /// The smallest class has sizes up to `1 << LEAST_SHIFT`.
@@ -76,10 +81,6 @@ impl Mean {
         self.sixteenths = (self.sixteenths * (weight - 1) + sample) / weight;
         sample
     }
-
-    fn ns(&self) -> u64 {
-        self.sixteenths / 16
-    }
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -106,35 +107,6 @@ impl Cost {
         let enough = self.map.samples.min(self.unmap.samples) >= ENOUGH;
         enough.then_some(self.map.sixteenths + self.unmap.sixteenths)
     }
-
-    fn seen(&self) -> Option<(u64, u64)> {
-        let enough = self.total().is_some();
-        enough.then_some((self.map.ns(), self.unmap.ns()))
-    }
-}
-
-/// The choice for mappings of one size, direction and shape, with its reasons.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Explained {
-    /// The largest mapping of the size, in bytes. The size begins above half of that, the smallest at one byte.
-    pub most_bytes: u64,
-    /// Their direction.
-    pub direction: Direction,
-    /// Whether these mappings share a granule with other data: then mapping means to map the middle and copy the ends.
-    pub shared: bool,
-    /// Whether mappings are copied now, if the device may have either. The other way may be a little cheaper: the choice changes only for a clear
-    /// difference.
-    pub copies: bool,
-    /// The cost of copying in nanoseconds, of map and unmap, with all waits for hardware, as running means; `None` while unknown.
-    pub copy_ns: Option<(u64, u64)>,
-    /// The cost of mapping, likewise.
-    pub map_ns: Option<(u64, u64)>,
-    /// The number of mappings copied so far. It includes mappings whose copy protects other data from an untrusted device.
-    pub copied: u64,
-    /// Mappings mapped so far.
-    pub mapped: u64,
-    /// How often the choice has changed.
-    pub switches: u64,
 }
 
 /// The costs of copying and of mapping for mappings of one size, and the choice. In an adaptive ring each direction and each shape (with shared ends or
@@ -237,25 +209,6 @@ impl Cell {
     #[inline]
     pub(super) fn choice(&self) -> Choice {
         self.choice
-    }
-
-    pub(super) fn explain(
-        &self,
-        class: usize,
-        (direction, shared): (Direction, bool),
-        counts: [u64; 2],
-    ) -> Explained {
-        Explained {
-            most_bytes: most_bytes(class),
-            direction,
-            shared,
-            copies: self.choice == Choice::Copy,
-            copy_ns: self.copy.seen(),
-            map_ns: self.map.seen(),
-            copied: counts[Choice::Copy as usize],
-            mapped: counts[Choice::Map as usize],
-            switches: self.switches,
-        }
     }
 }
 

@@ -11,7 +11,7 @@ mod unmaps;
 use alloc::boxed::Box;
 use core::mem::MaybeUninit;
 
-use self::book::{FIRST_TIMED, most_bytes};
+use self::book::FIRST_TIMED;
 use self::commits::Commits;
 use self::ends::Ends;
 use self::measure::cost_of;
@@ -26,6 +26,7 @@ use crate::mapper::Mapper;
 use crate::platform::{CopyMemory, Platform};
 use crate::setup::SetupError;
 
+#[cfg(feature = "parts")]
 pub use book::Explained;
 pub(crate) use book::{Cell, Half, class_of, classes, pause_after};
 
@@ -267,23 +268,6 @@ impl<M: Mapper, P: Platform, C: CopyMemory, K: Fn() -> u64> AdaptiveRing<M, P, C
             device.sync_for_device();
         }
         synced
-    }
-
-    /// The choices, with their reasons, for each size of each used direction, smallest first.
-    pub fn explain(&self) -> impl Iterator<Item = Explained> {
-        let met = Direction::ALL.into_iter().filter(|direction| self.met[direction.index()]);
-        let (untrusted, granule) = (self.pool.is_untrusted(), self.pool.pool().domain().granule().bytes());
-        met.flat_map(move |direction| {
-            let shapes = (0..self.classes).flat_map(|class| [(class, false), (class, true)]);
-            // A trusted device has no shared ends; an untrusted one has them in every mapping below a granule.
-            let occurs = move |class, shared| {
-                if shared { untrusted } else { !untrusted || most_bytes(class) >= granule }
-            };
-            shapes.filter(move |(class, shared)| occurs(*class, *shared)).map(move |(class, shared)| {
-                let size = &self.sizes[self.place(direction, class, shared)];
-                size.cell.explain(class, (direction, shared), size.counts)
-            })
-        })
     }
 
     fn since(&self, start: u64) -> u64 {

@@ -100,9 +100,10 @@ fn encode(config: OpsConfig) -> u64 {
     copied << 1 | if matches!(config, OpsConfig::Auto { .. }) { AUTO } else { 0 }
 }
 
-/// Attributes of a mapping. [`default`](Self::default) is for a buffer in memory.
+/// Attributes of a map or an unmap, Linux's `attrs`. [`default`](Self::default) is for a buffer in memory, which the driver reads after its unmap. An
+/// unmap uses [`skip_copy`](Self::skip_copy) only.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
-pub struct MapAttributes {
+pub struct DmaAttributes {
     /// Another device's registers, not memory (Linux's `DMA_ATTR_MMIO`, `dma_map_resource`): never copied.
     pub mmio: bool,
     /// Mapped for long, as memory that driver and device share: never copied, and its unmap is strict under every policy, as its memory goes back to
@@ -112,13 +113,13 @@ pub struct MapAttributes {
     pub uncached: bool,
     /// Only the device's privileged accesses pass, if the format has a bit for that (Linux's `DMA_ATTR_PRIVILEGED`): never copied.
     pub privileged: bool,
-    /// The map does not copy: the driver syncs before the device reads, or there is no data yet (Linux's `DMA_ATTR_SKIP_CPU_SYNC`). A device that
-    /// reads before that finds zeros, or bytes of its group. A mapping that the device only writes is copied nevertheless, as the device may write
-    /// only a part, and the driver relies on the rest.
+    /// The call does not copy (Linux's `DMA_ATTR_SKIP_CPU_SYNC`). After such a map the driver syncs before the device reads, or there is no data yet: a
+    /// device that reads before that finds zeros, or bytes of its group. A mapping that the device only writes is copied nevertheless, as the device
+    /// may write only a part, and the driver relies on the rest. Such an unmap drops what the device has written since the last sync.
     pub skip_copy: bool,
 }
 
-impl MapAttributes {
+impl DmaAttributes {
     /// Whether the device gets the memory itself under every configuration.
     pub(super) const fn is_never_copied(self) -> bool {
         self.mmio || self.lasting || self.privileged
@@ -134,13 +135,6 @@ impl MapAttributes {
         };
         Attributes { memory, privileged: self.privileged, ..direction.permissions().into() }
     }
-}
-
-/// Attributes of an unmap. [`default`](Self::default) is for a buffer that the driver reads afterwards.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
-pub struct UnmapAttributes {
-    /// Does not copy the device's writes since the last sync (Linux's `DMA_ATTR_SKIP_CPU_SYNC`).
-    pub skip_copy: bool,
 }
 
 /// A handle's counters, of slightly different times while other CPUs use it.

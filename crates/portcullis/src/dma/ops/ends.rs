@@ -4,7 +4,7 @@
 use core::cell::Cell;
 
 use super::book::Entry;
-use super::{DmaOps, UnmapAttributes};
+use super::{DmaAttributes, DmaOps};
 use crate::addr::Iova;
 use crate::bounce::error::{DmaUnmapError, inside};
 use crate::bounce::pool::Toward;
@@ -41,12 +41,7 @@ impl<X: Machine> DmaOps<X> {
     /// 1. No other unmap and no sync of the mapping runs at the same time.
     /// 2. Clauses 1 and 3 of its [map](Self::map) hold until this has returned.
     #[inline]
-    pub unsafe fn unmap(
-        &self,
-        iova: Iova,
-        len: u64,
-        attributes: UnmapAttributes,
-    ) -> Result<(), DmaUnmapError> {
+    pub unsafe fn unmap(&self, iova: Iova, len: u64, attributes: DmaAttributes) -> Result<(), DmaUnmapError> {
         let ended = match self.config.is_auto() {
             // SAFETY: clauses 1 and 2 are the caller's.
             true => unsafe { self.end_measured(iova, len, !attributes.skip_copy) },

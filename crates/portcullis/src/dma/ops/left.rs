@@ -18,17 +18,9 @@ struct Ends {
     neighbours: u64,
 }
 
-/// What [`DmaOps::unmap_all`] has ended.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct Leftover {
-    /// Mappings; a list is one.
-    pub mappings: u64,
-    /// Bytes of drivers' memory in them, without the gaps of copied lists.
-    pub bytes: u64,
-}
-
 impl<X: Machine> DmaOps<X> {
-    /// Ends every open mapping of the handle, without a copy: for a driver that has left some, or a device that is gone. Copies belong to the
+    /// Ends every open mapping of the handle, without a copy: for a driver that has left some, or a device that is gone. Returns the number of
+    /// mappings that it has ended (a list is one), and the bytes of drivers' memory in them, without the gaps of copied lists. Copies belong to the
     /// device's [group](crate::dma::Device::in_group), so those of other devices of the group end, too. A driver that ends one of these mappings
     /// later gets `NotMapped`.
     ///
@@ -42,12 +34,12 @@ impl<X: Machine> DmaOps<X> {
     ///
     /// # Safety
     /// 1. No other map, unmap or sync of the handle, or of any other device of its group, runs at the same time.
-    pub unsafe fn unmap_all(&self) -> Result<Leftover, DmaUnmapError> {
+    pub unsafe fn unmap_all(&self) -> Result<(u64, u64), DmaUnmapError> {
         self.end_all()
     }
 
-    fn end_all(&self) -> Result<Leftover, DmaUnmapError> {
-        let (mut left, mut result) = (Leftover::default(), Ok(()));
+    fn end_all(&self) -> Result<(u64, u64), DmaUnmapError> {
+        let (mut mappings, mut bytes, mut result) = (0, 0, Ok(()));
         let mut some: ArrayVec<Ends, TOGETHER> = ArrayVec::new();
         let mut end = |some: &mut ArrayVec<Ends, TOGETHER>| {
             if let Err(error) = self.close_some(some) {
@@ -56,8 +48,8 @@ impl<X: Machine> DmaOps<X> {
             some.clear();
         };
         self.book.take_all(|entry| {
-            left.mappings += 1;
-            left.bytes += entry.used();
+            mappings += 1;
+            bytes += entry.used();
             let Entry { range, neighbours, .. } = entry;
             some.push(Ends { range, neighbours });
             if some.is_full() {
@@ -68,9 +60,9 @@ impl<X: Machine> DmaOps<X> {
         if let Some(pool) = self.pool.as_deref()
             && let Some(client) = self.client(pool)
         {
-            let ended = |bytes| {
-                left.mappings += 1;
-                left.bytes += bytes;
+            let ended = |copied: u64| {
+                mappings += 1;
+                bytes += copied;
                 self.count(|counts, alone| counts.unmaps.add(alone, 1));
             };
             // SAFETY: clause 1 is `unmap_all`'s. In `drop`, no call of this handle runs, and none of another of its group, by clause 4 of their
@@ -78,7 +70,7 @@ impl<X: Machine> DmaOps<X> {
             let copies = unsafe { pool.end_all_of(&client, ended) };
             result = result.and(copies);
         }
-        result.map(|()| left).inspect_err(|_| self.count_error())
+        result.map(|()| (mappings, bytes)).inspect_err(|_| self.count_error())
     }
 
     #[inline(never)]

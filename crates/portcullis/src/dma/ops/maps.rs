@@ -3,7 +3,7 @@
 use core::slice;
 
 use super::book::{Entry, NotNoted};
-use super::{Counts, DmaOps, MapAttributes, PoolOf};
+use super::{Counts, DmaAttributes, DmaOps, PoolOf};
 use crate::addr::{Direction, DmaSegment, Iova, IovaRange, PhysAddr, PhysSegment, touch};
 use crate::bounce::error::DmaMapError;
 use crate::bounce::pool::Attributes as PoolAttributes;
@@ -50,7 +50,7 @@ impl<X: Machine> DmaOps<X> {
         phys: PhysAddr,
         len: u64,
         direction: Direction,
-        attributes: MapAttributes,
+        attributes: DmaAttributes,
     ) -> Result<Iova, DmaMapError> {
         let list = [PhysSegment { phys, len }];
         // SAFETY: clauses 1 to 3 are the caller's.
@@ -73,7 +73,7 @@ impl<X: Machine> DmaOps<X> {
         &self,
         list: &[PhysSegment],
         direction: Direction,
-        attributes: MapAttributes,
+        attributes: DmaAttributes,
         out: &mut [DmaSegment],
     ) -> Result<usize, DmaMapError> {
         let (needed, room) = (list.len(), out.len());
@@ -111,7 +111,7 @@ impl<X: Machine> DmaOps<X> {
         list: &[PhysSegment],
         len: u64,
         direction: Direction,
-        attributes: MapAttributes,
+        attributes: DmaAttributes,
     ) -> Result<Made, DmaMapError> {
         match self.copier(len, attributes) {
             // SAFETY: clauses 1 to 3 are the caller's.
@@ -135,7 +135,7 @@ impl<X: Machine> DmaOps<X> {
         pool: &PoolOf<X>,
         (list, len): (&[PhysSegment], u64),
         direction: Direction,
-        attributes: MapAttributes,
+        attributes: DmaAttributes,
     ) -> Result<Made, DmaMapError> {
         if self.config.is_auto() {
             // SAFETY: clauses 1 to 3 are the caller's.
@@ -155,7 +155,7 @@ impl<X: Machine> DmaOps<X> {
         pool: &PoolOf<X>,
         (list, len): (&[PhysSegment], u64),
         direction: Direction,
-        attributes: MapAttributes,
+        attributes: DmaAttributes,
     ) -> Result<Made, DmaMapError> {
         let measured = self.chooser.as_ref().and_then(|(chooser, clock)| {
             let size = chooser.size_of(len)?;
@@ -184,7 +184,7 @@ impl<X: Machine> DmaOps<X> {
 
     /// The pool, if a mapping of `len` bytes may have to be copied, in whole or in part.
     #[inline]
-    fn copier(&self, len: u64, attributes: MapAttributes) -> Option<&PoolOf<X>> {
+    fn copier(&self, len: u64, attributes: DmaAttributes) -> Option<&PoolOf<X>> {
         let threshold = self.config.threshold()?;
         let pool = self.pool.as_deref()?;
         let maybe = len <= threshold || self.profile.untrusted;
@@ -203,7 +203,7 @@ impl<X: Machine> DmaOps<X> {
         pool: &PoolOf<X>,
         (list, len): (&[PhysSegment], u64),
         direction: Direction,
-        attributes: MapAttributes,
+        attributes: DmaAttributes,
     ) -> Result<Made, DmaMapError> {
         let is_mapped =
             choice == Choice::Map || self.config.threshold().is_none_or(|threshold| len > threshold);
@@ -249,7 +249,7 @@ impl<X: Machine> DmaOps<X> {
         &self,
         piece: &PhysSegment,
         direction: Direction,
-        attributes: MapAttributes,
+        attributes: DmaAttributes,
     ) -> Result<Made, DmaMapError> {
         // SAFETY: clauses 1 to 3 are the caller's.
         unsafe { self.open::<true>((slice::from_ref(piece), piece.len), direction, attributes) }
@@ -264,7 +264,7 @@ impl<X: Machine> DmaOps<X> {
         &self,
         list: (&[PhysSegment], u64),
         direction: Direction,
-        attributes: MapAttributes,
+        attributes: DmaAttributes,
     ) -> Result<Made, DmaMapError> {
         // SAFETY: clauses 1 to 3 are the caller's.
         unsafe { self.open::<false>(list, direction, attributes) }
@@ -279,7 +279,7 @@ impl<X: Machine> DmaOps<X> {
         &self,
         (list, used): (&[PhysSegment], u64),
         direction: Direction,
-        attributes: MapAttributes,
+        attributes: DmaAttributes,
     ) -> Result<Made, DmaMapError> {
         let Some(first) = list.first() else { return Err(MapListError::EmptyList.into()) };
         let (granule, limit) = (self.domain.granule(), Iova::new(self.mask.load(Ordering::Relaxed)));

@@ -7,8 +7,8 @@
 //! # Maps and unmaps
 //! | the mapping | is made | ends |
 //! |---|---|---|
-//! | [lasting](MapAttributes::lasting) | mapped | strictly |
-//! | [MMIO](MapAttributes::mmio); any other under `Strict` or `Lazy` | mapped | by the configuration at that time |
+//! | [lasting](DmaAttributes::lasting) | mapped | strictly |
+//! | [MMIO](DmaAttributes::mmio); any other under `Strict` or `Lazy` | mapped | by the configuration at that time |
 //! | up to the threshold of `Bounce` | copied, through a buffer that stays mapped | without a wait |
 //! | up to that of `Auto` | the cheaper of copied and, if the device may have all of its granules, mapped | without a wait; strictly |
 //! | larger, of a [trusted](super::Device::trusted) device, or of whole granules | mapped | strictly |
@@ -40,8 +40,7 @@ mod left;
 mod maps;
 mod words;
 
-pub use config::{MapAttributes, OpsConfig, OpsUsage, UnmapAttributes};
-pub use left::Leftover;
+pub use config::{DmaAttributes, OpsConfig, OpsUsage};
 
 use core::mem::MaybeUninit;
 
@@ -197,12 +196,12 @@ impl<X: Machine> DmaOps<X> {
     /// Context: may wait for hardware, and for other callers; not with interrupts off. Allocates nothing.
     ///
     /// # Errors
-    /// [`OpsConfigError`]: after [`Setup`](OpsConfigError::Setup) nothing has changed; after [`Policy`](OpsConfigError::Policy) the change holds, but devices
-    /// may still reach what was unmapped before.
-    pub fn set_config(&self, config: OpsConfig) -> Result<(), OpsConfigError> {
+    /// [`PolicyError`]: after [`Setup`](PolicyError::Setup) nothing has changed; after [`Unconfirmed`](PolicyError::Unconfirmed) the change holds, but
+    /// devices may still reach what was unmapped before.
+    pub fn set_config(&self, config: OpsConfig) -> Result<(), PolicyError> {
         allows(self.pool.as_deref(), config)?;
         self.config.set(config);
-        Ok(self.domain.change(&self.policy, Some(config.policy()))?)
+        self.domain.change(&self.policy, Some(config.policy()))
     }
 
     /// The highest address that the device can use, and the low bits of a buffer's address that copies keep.
@@ -315,16 +314,4 @@ fn check<M: Mapper, P: Platform, C: CopyMemory>(
         pool.client(profile)?;
     }
     Ok(())
-}
-
-/// A configuration was not changed, or does not hold for earlier unmaps.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-#[non_exhaustive]
-pub enum OpsConfigError {
-    /// The domain has no pool, or none for this threshold. Nothing has changed.
-    #[error(transparent)]
-    Setup(#[from] SetupError),
-    /// The configuration holds, but the hardware did not confirm the flush of earlier unmaps: **devices may still reach that memory**. Call again.
-    #[error(transparent)]
-    Policy(#[from] PolicyError),
 }

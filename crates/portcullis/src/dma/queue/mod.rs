@@ -5,7 +5,6 @@ mod cleaned;
 mod config;
 mod door;
 mod ended;
-mod error;
 mod lane;
 mod lanes;
 mod maps;
@@ -38,7 +37,6 @@ pub use config::Strategy;
 #[cfg(not(feature = "parts"))]
 use config::Strategy;
 pub use door::{Device, DmaDomain, DmaMask, DomainBuilder};
-pub use error::{NotAllUnmapped, NotMapped};
 pub use object::AnyQueue;
 
 /// Maps a driver's buffers for a device, and gives them back.
@@ -182,6 +180,7 @@ impl<X: Machine, B: DmaBuffer> Queue<X, B> {
     }
 
     /// The choices of [`QueueConfig::auto`] for each size, with their reasons; nothing for other strategies.
+    #[cfg(feature = "parts")]
     pub fn explain(&self) -> impl Iterator<Item = super::Explained> {
         let ring = if let AnyLane::Auto(ring) = &self.lane { Some(ring.explain()) } else { None };
         ring.into_iter().flatten()

@@ -1,16 +1,16 @@
 //! The calls of a queue whose mappings own their buffers.
 
-use alloc::vec::{Drain, Vec};
+use alloc::vec::Drain;
 use core::mem::ManuallyDrop;
 
 use super::lane::Lane;
 use super::lanes::{AnyLane, by_lane};
-use super::{DmaMapError, DmaUnmapError, Machine, NotAllUnmapped, NotMapped, Queue};
+use super::{DmaMapError, DmaUnmapError, Machine, Queue};
 use crate::addr::{Direction, DmaSegment, Iova, PhysSegment};
 use crate::bounce::error::inside;
 use crate::bounce::pool::{Toward, Way};
 use crate::dma::mapping::Kind;
-use crate::dma::{DmaBuffer, Ended, Mapping, NotUnmapped, RawMapping};
+use crate::dma::{DmaBuffer, Ended, Mapping, NotMapped, NotUnmapped, RawMapping};
 use crate::domain::DeviceView;
 
 #[allow(clippy::result_large_err, reason = "a mapping that is refused comes back in place")]
@@ -165,24 +165,24 @@ impl<X: Machine, B: DmaBuffer> Queue<X, B> {
     }
 
     /// Ends all of `mappings` by the policy in force, and commits: for a device that is gone or was reset, and for a driver that stops. Calls `back`
-    /// with each buffer that the driver may use again, including those of earlier unmaps, in the order in which they come back.
+    /// with each buffer that the driver may use again, including those of earlier unmaps, in the order in which they come back; and with the error of
+    /// each mapping that comes back as it was (dropped, it stays open), or whose buffer is leaked.
     ///
     /// After `Ok` all of them have come back, and nothing [waits](Self::waiting). The final commit retries unconfirmed unmaps, so a failed unmap need
     /// not fail this call.
     ///
     /// Context: that of [`unmap`](Self::unmap). Waits as often as the unmaps themselves and two commits; if the hardware does not answer any more,
-    /// each may take its whole time-out. Allocates only for mappings that do not end. If `back` panics, the remaining mappings stay open, and their
-    /// buffers are leaked.
+    /// each may take its whole time-out. Allocates only for buffers that wait. If `back` panics, the remaining mappings stay open, and their buffers
+    /// are leaked.
     ///
     /// # Errors
-    /// [`NotAllUnmapped`], with the mappings that can be unmapped again (dropped, they stay open).
+    /// [`DmaUnmapError`]: a mapping has not ended, as `back` was told, or buffers [wait](Self::waiting) for a commit.
     pub fn unmap_all(
         &mut self,
         mappings: impl IntoIterator<Item = Mapping<B>>,
-        mut back: impl FnMut(B),
-    ) -> Result<(), NotAllUnmapped<B>> {
-        let (mut kept, mut leaked, mut last) = (Vec::new(), 0, None);
-        let mut confirms = true;
+        mut back: impl FnMut(Result<B, NotUnmapped<Mapping<B>>>),
+    ) -> Result<(), DmaUnmapError> {
+        let (mut confirms, mut last) = (true, None);
         for mapping in mappings {
             let mut ended = self.unmap_to(mapping, &mut back);
             // The batch is full because its commit failed; another commit may make room. If that fails, too, do not retry until the end.
@@ -196,34 +196,28 @@ impl<X: Machine, B: DmaBuffer> Queue<X, B> {
             }
             match ended {
                 Ok(()) | Err(NotUnmapped { mapping: None, waits: true, .. }) => {}
-                Err(NotUnmapped { mapping: None, error, .. }) => (leaked, last) = (leaked + 1, Some(error)),
-                Err(NotUnmapped { mapping: Some(mapping), error, .. }) => {
-                    last = Some(error);
-                    // Without memory for `kept` the mapping stays open, and its buffer is leaked.
-                    if kept.try_reserve(1).is_ok() {
-                        kept.push(mapping);
-                    } else {
-                        leaked += 1;
-                    }
+                Err(failed) => {
+                    last = Some(failed.error);
+                    back(Err(failed));
                 }
             }
         }
-        match self.commit_to(&mut back).err().or(last) {
-            None => Ok(()),
-            Some(error) => Err(NotAllUnmapped { mappings: kept, waiting: self.buffers.len(), leaked, error }),
-        }
+        self.commit_to(&mut back).err().or(last).map_or(Ok(()), Err)
     }
 
-    fn commit_to(&mut self, back: &mut impl FnMut(B)) -> Result<(), DmaUnmapError> {
-        self.commit().map(|buffers| buffers.for_each(back))
+    fn commit_to(
+        &mut self,
+        back: &mut impl FnMut(Result<B, NotUnmapped<Mapping<B>>>),
+    ) -> Result<(), DmaUnmapError> {
+        self.commit().map(|buffers| buffers.map(Ok).for_each(back))
     }
 
     fn unmap_to(
         &mut self,
         mapping: Mapping<B>,
-        back: &mut impl FnMut(B),
+        back: &mut impl FnMut(Result<B, NotUnmapped<Mapping<B>>>),
     ) -> Result<(), NotUnmapped<Mapping<B>>> {
-        self.unmap(mapping).map(|ended| ended.for_each(back))
+        self.unmap(mapping).map(|ended| ended.for_each(|buffer| back(Ok(buffer))))
     }
 
     /// Makes the device's writes to `len` bytes of an open mapping's buffer, from `offset` on, visible to the CPU, and orders the CPU's later reads

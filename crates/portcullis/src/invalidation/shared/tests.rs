@@ -470,7 +470,8 @@ fn each_submission_says_that_it_is_in_flight() {
         if top > 1 {
             levels.top.expect(top);
         }
-        let told = waits.share(&[whole(1)]).unwrap().submit(
+        let told = waits.submit(
+            &[whole(1)],
             || Some(0),
             |_| {
                 seen.set(levels.in_flight.now().is_some());
@@ -487,7 +488,8 @@ fn each_submission_says_that_it_is_in_flight() {
 fn a_submission_that_overlaps_marks_the_groups_contended() {
     let waits = SharedWaits::new(64);
     let levels = waits.fixed.0.levels.as_ref().unwrap();
-    let told = waits.share(&[whole(1)]).unwrap().submit(
+    let told = waits.submit(
+        &[whole(1)],
         || Some(0),
         |_| {
             drop(levels.in_flight.begin());

@@ -96,15 +96,59 @@ impl SharedWaits {
         Self { fixed, oversubscribed: CachePadded(AtomicBool::new(false)) }
     }
 
-    /// `requests`, if they may share a submission with other callers'. `None` if waits are not shared, if they are more than a batch holds,
-    /// or if one is a device-TLB invalidation, which may take long.
+    /// Whether [`submit`](Self::submit) may share a submission of these requests with other callers. Not if waits are not shared, if they are
+    /// more than a batch holds, or if one is a device-TLB invalidation, which may take long.
     #[inline]
-    pub fn share<'a>(&'a self, requests: &'a [Request]) -> Option<Shareable<'a>> {
+    pub fn shares(&self, requests: &[Request]) -> bool {
+        self.levels_for(requests).is_some()
+    }
+
+    #[inline]
+    fn levels_for(&self, requests: &[Request]) -> Option<&Levels> {
         let levels = self.fixed.0.levels.as_ref()?;
         let is_for_device =
             |request: &Request| matches!(request.invalidation, Invalidation::DeviceTlb { .. });
         let may = requests.len() <= BATCH && !requests.iter().any(is_for_device);
-        may.then_some(Shareable { waits: self, levels, requests })
+        may.then_some(levels)
+    }
+
+    /// Submits the requests: alone by `hardware`, which returns when the hardware has confirmed them, or, if they [may share a
+    /// submission](Self::shares), in a batch by another caller's `hardware`. So every caller's `hardware` must do the same for the same
+    /// requests. After `Ok`, a call of some caller's `hardware` that began after this call, with requests that cover all of these, has
+    /// returned `Ok`.
+    ///
+    /// `cpu` returns the calling CPU, a hint that may be out of date at once; or `None` if the caller must not wait for other callers
+    /// ([`SharedQueue::with_cpus`](super::SharedQueue::with_cpus)): then it submits alone.
+    ///
+    /// Context: waits for hardware and, unless `cpu` returns `None`, for other callers. Allocates nothing.
+    ///
+    /// # Errors
+    /// The result of the submission; [`InvalidationError::Abandoned`] if the caller that made it panicked.
+    pub fn submit(
+        &self,
+        requests: &[Request],
+        cpu: impl FnOnce() -> Option<usize>,
+        hardware: impl Fn(&[Request]) -> Result<(), InvalidationError>,
+    ) -> Result<(), InvalidationError> {
+        let Some(levels) = self.levels_for(requests) else { return hardware(requests) };
+        let Some(cpu) = cpu() else { return hardware(requests) };
+        let number = cpu / SLOTS % levels.groups.len();
+        let group = &levels.groups[number];
+        if group.is_uncontended()
+            && let Some(submission) = levels.alone()
+        {
+            let result = hardware(requests);
+            if submission.overlapped() {
+                levels.top.mark_contended();
+            }
+            return result;
+        }
+        // More callers than slots.
+        let Some(waiter) = Waiter::new(group, cpu % SLOTS) else {
+            self.set_oversubscribed(true);
+            return hardware(requests);
+        };
+        waiter.publish(requests, |waiter| self.wait(levels, Level::Group(number, group), waiter, &hardware))
     }
 
     /// Waits for the answer, and leads if no other caller does.
@@ -250,53 +294,6 @@ impl SharedWaits {
         }
         leader.collect_more();
         leader.set_linger(may, most);
-    }
-}
-
-/// Requests that may share a submission with other callers': see [`SharedWaits::share`].
-#[derive(Debug)]
-pub struct Shareable<'a> {
-    waits: &'a SharedWaits,
-    levels: &'a Levels,
-    requests: &'a [Request],
-}
-
-impl Shareable<'_> {
-    /// Submits the requests: alone by `hardware`, which returns when the hardware has confirmed them, or in a batch by another caller's
-    /// `hardware`. So every caller's `hardware` must do the same for the same requests. After `Ok`, a call of some caller's `hardware` that
-    /// began after this call, with requests that cover all of these, has returned `Ok`.
-    ///
-    /// `cpu` returns the calling CPU, a hint that may be out of date at once; or `None` if the caller must not wait for other callers
-    /// ([`SharedQueue::with_cpus`](super::SharedQueue::with_cpus)): then it submits alone.
-    ///
-    /// Context: waits for hardware and, unless `cpu` returns `None`, for other callers. Allocates nothing.
-    ///
-    /// # Errors
-    /// The result of the submission; [`InvalidationError::Abandoned`] if the caller that made it panicked.
-    pub fn submit(
-        self,
-        cpu: impl FnOnce() -> Option<usize>,
-        hardware: impl Fn(&[Request]) -> Result<(), InvalidationError>,
-    ) -> Result<(), InvalidationError> {
-        let Self { waits, levels, requests } = self;
-        let Some(cpu) = cpu() else { return hardware(requests) };
-        let number = cpu / SLOTS % levels.groups.len();
-        let group = &levels.groups[number];
-        if group.is_uncontended()
-            && let Some(submission) = levels.alone()
-        {
-            let result = hardware(requests);
-            if submission.overlapped() {
-                levels.top.mark_contended();
-            }
-            return result;
-        }
-        // More callers than slots.
-        let Some(waiter) = Waiter::new(group, cpu % SLOTS) else {
-            waits.set_oversubscribed(true);
-            return hardware(requests);
-        };
-        waiter.publish(requests, |waiter| waits.wait(levels, Level::Group(number, group), waiter, &hardware))
     }
 }
 

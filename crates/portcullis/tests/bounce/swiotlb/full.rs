@@ -1,7 +1,7 @@
 //! A pool that is full says so, and says when to try again; what other CPUs keep is used first.
 
 use portcullis::addr::{Direction, Iova, PhysAddr};
-use portcullis::bounce::swiotlb::{Bounced, Constraints, Pressure, SwiotlbConfig};
+use portcullis::bounce::swiotlb::{Bounced, Constraints, SwiotlbConfig};
 use portcullis::dma::{DmaMapError, DmaUnmapError};
 
 use super::support::*;
@@ -13,12 +13,12 @@ fn one(pool: &Pool, len: u64) -> Result<Bounced, DmaMapError> {
     map(pool, PhysAddr::new(0x1_0000_0000), len, Direction::ToDevice, &Constraints::new())
 }
 
-fn fill(pool: &Pool) -> (Vec<Bounced>, Pressure) {
+fn fill(pool: &Pool) -> (Vec<Bounced>, DmaMapError) {
     let mut live = Vec::new();
     loop {
         match one(pool, LEN) {
             Ok(bounced) => live.push(bounced),
-            Err(DmaMapError::Pressure(pressure)) => return (live, pressure),
+            Err(full @ DmaMapError::Pressure { .. }) => return (live, full),
             Err(error) => panic!("{error}"),
         }
     }
@@ -27,16 +27,16 @@ fn fill(pool: &Pool) -> (Vec<Bounced>, Pressure) {
 #[test]
 fn the_error_names_the_limit_and_the_wait_ends() {
     let (platform, _, pool) = machine(&config());
-    let (live, pressure) = fill(&pool);
+    let (live, full) = fill(&pool);
     assert_eq!(live.len() as u64, 4 * AREA / LEN, "every slot was found");
-    let Pressure { needed, free, capacity, limit } = pressure;
-    assert_eq!((needed, free, capacity, limit), (LEN, 0, 4 * AREA, 4 * AREA));
-    let Err(DmaMapError::Pressure(pressure)) = one(&pool, 3 * LEN) else { panic!("not full") };
-    assert_eq!(pressure.needed, 4 * LEN, "the run that it takes");
+    let (capacity, limit) = (4 * AREA, 4 * AREA);
+    assert_eq!(full, DmaMapError::Pressure { needed: LEN, free: 0, capacity, limit });
+    let Err(DmaMapError::Pressure { needed, .. }) = one(&pool, 3 * LEN) else { panic!("not full") };
+    assert_eq!(needed, 4 * LEN, "the run that it takes");
     assert_eq!(pool.usage().most, 4 * AREA);
     // Whoever frees: the CPU whose lists were used, another one, one without a CPU.
     for (cpu, mapped) in [0, 1, NONE].into_iter().zip(&live) {
-        let Err(DmaMapError::Pressure(_)) = one(&pool, LEN) else { panic!("not full") };
+        let Err(DmaMapError::Pressure { .. }) = one(&pool, LEN) else { panic!("not full") };
         platform.run_on(cpu);
         unmap(&pool, mapped.phys, LEN).unwrap();
         platform.run_on(2);
@@ -60,7 +60,7 @@ fn a_wait_for_a_long_run_ends_too() {
         tries += 1;
         match one(&pool, AREA) {
             Ok(mapped) => break unmap(&pool, mapped.phys, AREA).unwrap(),
-            Err(DmaMapError::Pressure(_)) => {}
+            Err(DmaMapError::Pressure { .. }) => {}
             Err(error) => panic!("{error}"),
         }
     }

@@ -197,17 +197,17 @@ pub fn run(actions: &[Action], areas: u64, every: usize) -> u64 {
                         see(&new);
                         live.push(new);
                     }
-                    Err(DmaMapError::Pressure(pressure)) => {
+                    Err(DmaMapError::Pressure { needed, free, capacity, limit }) => {
                         failed += 1;
                         let now = pool.usage();
                         assert_eq!(now.mapped, usage.mapped);
-                        assert_eq!((now.capacity, now.limit), (pressure.capacity, pressure.limit));
+                        assert_eq!((now.capacity, now.limit), (capacity, limit));
                         if limits.reach.is_none() {
                             // What CPUs kept is free now, and a single slot that may be anywhere would have been
                             // found.
-                            assert_eq!((now.kept, now.capacity - now.mapped), (0, pressure.free));
-                            let anywhere = pressure.needed == 2048 && limits.align_bits <= 11;
-                            assert!(!anywhere || pressure.free == 0, "{pressure}");
+                            assert_eq!((now.kept, now.capacity - now.mapped), (0, free));
+                            let anywhere = needed == 2048 && limits.align_bits <= 11;
+                            assert!(!anywhere || free == 0, "{free} of {capacity}");
                         }
                     }
                     Err(DmaMapError::TooLong { most, .. }) => {

@@ -65,7 +65,7 @@ fn nobody_waits_in_vain_and_nothing_is_lost() {
                             let constraints = Constraints::new();
                             match map(pool, buffer.phys(), len, Direction::Bidirectional, &constraints) {
                                 Ok(bounced) => break bounced,
-                                Err(DmaMapError::Pressure(_)) => {
+                                Err(DmaMapError::Pressure { .. }) => {
                                     own.drain(..).for_each(finish);
                                     receiver.try_iter().for_each(finish);
                                     thread::yield_now();

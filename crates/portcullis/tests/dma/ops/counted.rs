@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use portcullis::addr::{DeviceId, Direction, DmaSegment, DomainId, Iova, PhysSegment};
 use portcullis::bounce::pool::PoolConfig;
-use portcullis::dma::{DmaDevice, DmaMask, DmaOps, MapAttributes, OpsConfig};
+use portcullis::dma::{DmaAttributes, DmaDevice, DmaMask, DmaOps, OpsConfig};
 use portcullis::domain::Domain;
 use portcullis::mapper::TableMapper;
 use portcullis::pgtable::{PageTable, VtdSecondStage};
@@ -66,14 +66,14 @@ impl Machine {
 
     fn map(&self, kind: Kind) -> (Iova, u64) {
         let at = |page: u64, offset, len| part(&self.buffer, page * PAGE + offset, len);
-        let lasting = MapAttributes { lasting: true, ..MapAttributes::default() };
+        let lasting = DmaAttributes { lasting: true, ..DmaAttributes::default() };
         let both = Direction::Bidirectional;
         let one =
             |piece: PhysSegment, attributes| (self.ops.maps_as(piece, both, attributes).unwrap(), piece.len);
         match kind {
-            Kind::Small => one(at(0, 16, 64), MapAttributes::default()),
-            Kind::Large => one(at(0, 8, 3 * THRESHOLD), MapAttributes::default()),
-            Kind::Whole => one(at(0, 0, 2 * THRESHOLD), MapAttributes::default()),
+            Kind::Small => one(at(0, 16, 64), DmaAttributes::default()),
+            Kind::Large => one(at(0, 8, 3 * THRESHOLD), DmaAttributes::default()),
+            Kind::Whole => one(at(0, 0, 2 * THRESHOLD), DmaAttributes::default()),
             Kind::List => {
                 let list = [at(1, 8, 64), at(3, 16, 65), at(5, 0, PAGE)];
                 whole(&self.ops.maps_list(&list, both).unwrap())
@@ -172,7 +172,7 @@ fn what_is_open_is_counted_from_its_map_to_its_end_or_to_the_flush_that_covers_i
                 // SAFETY: nothing else runs.
                 let left = unsafe { machine.ops.unmap_all() };
                 machine.iommu.queue().fail_next(0, BROKEN);
-                assert_eq!(left.ok().map(|left| left.mappings), confirmed.then_some(live.len() as u64));
+                assert_eq!(left.ok().map(|(mappings, _)| mappings), confirmed.then_some(live.len() as u64));
                 done += live.len() as u64;
                 let opened = sum(live.iter().map(|kind| kind.opens(config)));
                 check(cpu, &[], done, if confirmed { (0, 0) } else { (opened.0 + opened.1, 0) }, "all ended");
@@ -182,7 +182,7 @@ fn what_is_open_is_counted_from_its_map_to_its_end_or_to_the_flush_that_covers_i
         }
         // A map that finds no addresses has those taken back that CPUs keep.
         let beyond = machine.ops.set_limits(PAGE, 0);
-        let lasting = MapAttributes { lasting: true, ..MapAttributes::default() };
+        let lasting = DmaAttributes { lasting: true, ..DmaAttributes::default() };
         let none = machine.ops.maps_as(part(&machine.buffer, 0, 2 * PAGE), Direction::ToDevice, lasting);
         assert!(beyond.is_ok() && none.is_err(), "{none:?}");
         machine.ops.maintain().unwrap();

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use portcullis::addr::{DeviceId, Direction, DmaSegment, DomainId, Iova, PhysSegment};
 use portcullis::bounce::pool::PoolConfig;
-use portcullis::dma::{DmaMask, Ended, MapAttributes, OpsConfig, Queue, QueueConfig};
+use portcullis::dma::{DmaAttributes, DmaMask, Ended, OpsConfig, Queue, QueueConfig};
 use portcullis::domain::Domain;
 use portcullis::pgtable::{Arm, Memory as CacheKind, PageTable};
 use portcullis::std_platform::StdPlatform;
@@ -193,7 +193,7 @@ fn a_driver_may_say_that_nothing_is_to_be_copied() {
             let (world, ops) = machine(config);
             let is_copied = config == CONFIGS[2];
             let memory = buffer(&world, len + 2 * PAGE, 7);
-            let attributes = MapAttributes { skip_copy: true, ..MapAttributes::default() };
+            let attributes = DmaAttributes { skip_copy: true, ..DmaAttributes::default() };
             let iova = ops.maps_as(part(&memory, offset, len), Direction::Bidirectional, attributes).unwrap();
             let last = Iova::new(iova.get() + len - 8);
             for at in [iova, last] {
@@ -271,7 +271,7 @@ fn a_buffer_that_was_filled_shows_the_next_driver_none_of_its_bytes() {
             let list = [part(&memory, 0, 32), part(&memory, 1024, 32)];
             let (iova, len) = whole(&ops.maps_list(&list, Direction::FromDevice).unwrap());
             ops.ends(iova, len).unwrap();
-            let attributes = MapAttributes { skip_copy: true, ..MapAttributes::default() };
+            let attributes = DmaAttributes { skip_copy: true, ..DmaAttributes::default() };
             let iova = ops.maps_as(part(&memory, 0, 64), Direction::FromDevice, attributes).unwrap();
             ops.ends(iova, 64).unwrap();
             assert_eq!(&contents(&memory)[..8], b"a secret");
@@ -295,7 +295,7 @@ fn registers_and_shared_memory_are_never_copied() {
         let (world, ops) = machine(config);
         let memory = buffer(&world, PAGE, 7);
         for lasting in [false, true] {
-            let attributes = MapAttributes { mmio: !lasting, lasting, ..MapAttributes::default() };
+            let attributes = DmaAttributes { mmio: !lasting, lasting, ..DmaAttributes::default() };
             let iova = ops.maps_as(part(&memory, 0, PAGE), Direction::Bidirectional, attributes).unwrap();
             assert!(world.writes(iova, b"at once!"));
             assert_eq!(&contents(&memory)[..8], b"at once!", "{config:?}");
@@ -322,12 +322,12 @@ fn attributes_reach_the_page_table() {
     let buffer = memory.buffer(4 * PAGE).unwrap();
     for config in CONFIGS {
         let ops = card.ops(config).unwrap();
-        let plain = MapAttributes::default();
+        let plain = DmaAttributes::default();
         for (attributes, kind) in [
-            (MapAttributes { mmio: true, ..plain }, CacheKind::Device),
-            (MapAttributes { uncached: true, lasting: true, ..plain }, CacheKind::Uncached),
-            (MapAttributes { privileged: true, ..plain }, CacheKind::WriteBack),
-            (MapAttributes { lasting: true, ..plain }, CacheKind::WriteBack),
+            (DmaAttributes { mmio: true, ..plain }, CacheKind::Device),
+            (DmaAttributes { uncached: true, lasting: true, ..plain }, CacheKind::Uncached),
+            (DmaAttributes { privileged: true, ..plain }, CacheKind::WriteBack),
+            (DmaAttributes { lasting: true, ..plain }, CacheKind::WriteBack),
         ] {
             // One page by the short way, and a list by the long one.
             let iova = ops.maps_as(part(&buffer, 0, PAGE), Direction::Bidirectional, attributes).unwrap();

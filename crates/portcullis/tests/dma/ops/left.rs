@@ -1,7 +1,7 @@
 //! What a driver leaves; hardware that does not confirm.
 
 use portcullis::addr::{Direction, Iova};
-use portcullis::dma::{DmaUnmapError, Ended, Leftover, MapAttributes, OpsConfig, QueueConfig};
+use portcullis::dma::{DmaAttributes, DmaUnmapError, Ended, OpsConfig, QueueConfig};
 use portcullis::domain::UnmapError;
 
 use super::support::{CONFIGS, Calls, Ops, THRESHOLD, buffer, contents, machine, part, whole};
@@ -15,7 +15,7 @@ fn one_of_each(ops: &Ops, memory: &portcullis_model::Buffer) -> Vec<(Iova, u64)>
         .into();
     let lists = [[at(110, 0, PAGE), at(113, 0, PAGE)], [at(120, 8, 64), at(122, 16, 65)]];
     all.extend(lists.map(|list| whole(&ops.maps_list(&list, Direction::Bidirectional).unwrap())));
-    let lasting = MapAttributes { lasting: true, ..MapAttributes::default() };
+    let lasting = DmaAttributes { lasting: true, ..DmaAttributes::default() };
     all.push((ops.maps_as(at(130, 0, PAGE), Direction::Bidirectional, lasting).unwrap(), PAGE));
     all
 }
@@ -40,7 +40,7 @@ fn a_handle_ends_nothing_of_a_queue_of_its_device() {
                 drop(ops);
             } else {
                 // SAFETY: nothing else runs for the handle's mappings.
-                assert_eq!(unsafe { ops.unmap_all() }, Ok(Leftover { mappings: 1, bytes: 64 }));
+                assert_eq!(unsafe { ops.unmap_all() }, Ok((1, 64)));
             }
             assert!(!world.writes(left, b"too late") || contents(&own) == [1; 64]);
             // What takes the place of the handle's is no concern of the queue's.
@@ -70,7 +70,7 @@ fn what_a_driver_leaves_ends_without_a_copy() {
                 // SAFETY: nothing else runs.
                 let left = unsafe { ops.unmap_all() }.unwrap();
                 let bytes = 64 + 6 * THRESHOLD + 2 * PAGE + 64 + 65 + PAGE;
-                assert_eq!(left, Leftover { mappings: 7, bytes }, "{config:?}");
+                assert_eq!(left, (7, bytes), "{config:?}");
                 let usage = ops.usage();
                 assert_eq!(
                     (usage.open_mappings(), usage.open_bytes, usage.exposed_bytes, usage.errors),
@@ -80,7 +80,7 @@ fn what_a_driver_leaves_ends_without_a_copy() {
                     assert!(matches!(ops.ends(*iova, *len), Err(DmaUnmapError::NotMapped { .. })));
                 }
                 // SAFETY: as above.
-                assert_eq!(unsafe { ops.unmap_all() }, Ok(Leftover::default()));
+                assert_eq!(unsafe { ops.unmap_all() }, Ok((0, 0)));
             }
             all.iter().for_each(|(iova, _)| _ = world.writes(*iova, b"too late"));
             assert!(contents(&memory) == before, "nothing is copied, and nothing is reached");
@@ -130,7 +130,7 @@ fn what_is_not_confirmed_is_said_and_nobody_gets_its_addresses() {
                 ops.maps_as(
                     part(&other, 0, PAGE),
                     Direction::ToDevice,
-                    MapAttributes { lasting: true, ..MapAttributes::default() },
+                    DmaAttributes { lasting: true, ..DmaAttributes::default() },
                 )
                 .unwrap()
             })

@@ -2,7 +2,7 @@
 //! stays as it was.
 
 use portcullis::addr::{Direction, DmaSegment, Iova, Permissions};
-use portcullis::dma::{DmaUnmapError, MapAttributes, OpsConfig};
+use portcullis::dma::{DmaAttributes, DmaUnmapError, OpsConfig};
 use portcullis_model::Buffer;
 
 use super::support::{CONFIGS, Calls, Ops, THRESHOLD, contents, machine, part, whole};
@@ -29,7 +29,7 @@ fn map(world: &World, ops: &Ops, dice: &mut Dice, fill: u8) -> Live {
     let memory = world.memory.buffer(len + 4 * PAGE).unwrap();
     memory.write(0, &vec![fill; memory.len() as usize]).unwrap();
     let lasting = dice.one_in(8);
-    let attributes = MapAttributes { lasting, ..MapAttributes::default() };
+    let attributes = DmaAttributes { lasting, ..DmaAttributes::default() };
     let (view, (iova, span), half) = if dice.one_in(3) {
         // Two pieces with a gap of a page.
         let half = len / 2 + 1;
@@ -156,8 +156,8 @@ fn whatever_is_called_in_any_order_what_is_mapped_is_right_and_the_rest_is_refus
         let usage = ops.usage();
         assert_eq!((usage.maps, usage.errors), (maps, errors + unconfirmed));
         // SAFETY: nothing else runs.
-        let left = unsafe { ops.unmap_all() }.unwrap();
-        assert_eq!(left.mappings, live.len() as u64);
+        let (mappings, _) = unsafe { ops.unmap_all() }.unwrap();
+        assert_eq!(mappings, live.len() as u64);
         ops.domain().flush().unwrap();
         let usage = ops.usage();
         assert_eq!((usage.open_mappings(), usage.open_bytes, usage.exposed_bytes), (0, 0, 0));

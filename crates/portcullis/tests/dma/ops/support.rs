@@ -1,7 +1,7 @@
 //! A machine with a handle, and what the tests do with it.
 
 use portcullis::addr::{Direction, DmaSegment, Iova, PhysAddr, PhysSegment};
-use portcullis::dma::{DmaMapError, DmaOps, DmaUnmapError, MapAttributes, OpsConfig, UnmapAttributes};
+use portcullis::dma::{DmaAttributes, DmaMapError, DmaOps, DmaUnmapError, OpsConfig};
 use portcullis::domain::Policy;
 use portcullis_model::Buffer;
 
@@ -51,7 +51,7 @@ pub trait Calls {
         &self,
         piece: PhysSegment,
         direction: Direction,
-        attributes: MapAttributes,
+        attributes: DmaAttributes,
     ) -> Result<Iova, DmaMapError>;
     fn maps_list(&self, list: &[PhysSegment], direction: Direction) -> Result<Vec<DmaSegment>, DmaMapError>;
     fn ends(&self, iova: Iova, len: u64) -> Result<(), DmaUnmapError>;
@@ -62,14 +62,14 @@ pub trait Calls {
 
 impl<X: portcullis::dma::Machine> Calls for DmaOps<X> {
     fn maps(&self, piece: PhysSegment, direction: Direction) -> Result<Iova, DmaMapError> {
-        self.maps_as(piece, direction, MapAttributes::default())
+        self.maps_as(piece, direction, DmaAttributes::default())
     }
 
     fn maps_as(
         &self,
         PhysSegment { phys, len }: PhysSegment,
         direction: Direction,
-        attributes: MapAttributes,
+        attributes: DmaAttributes,
     ) -> Result<Iova, DmaMapError> {
         // SAFETY: the memory is the test's, all of it atomics, and no two calls for one mapping run at once.
         unsafe { self.map(phys, len, direction, attributes) }
@@ -78,19 +78,19 @@ impl<X: portcullis::dma::Machine> Calls for DmaOps<X> {
     fn maps_list(&self, list: &[PhysSegment], direction: Direction) -> Result<Vec<DmaSegment>, DmaMapError> {
         let mut out = vec![DmaSegment::default(); list.len()];
         // SAFETY: the memory is the test's, all of it atomics, and no two calls for one mapping run at once.
-        let count = unsafe { self.map_sg(list, direction, MapAttributes::default(), &mut out) }?;
+        let count = unsafe { self.map_sg(list, direction, DmaAttributes::default(), &mut out) }?;
         out.truncate(count);
         Ok(out)
     }
 
     fn ends(&self, iova: Iova, len: u64) -> Result<(), DmaUnmapError> {
         // SAFETY: the memory is the test's, all of it atomics, and no two calls for one mapping run at once.
-        unsafe { self.unmap(iova, len, UnmapAttributes::default()) }
+        unsafe { self.unmap(iova, len, DmaAttributes::default()) }
     }
 
     fn ends_uncopied(&self, iova: Iova, len: u64) -> Result<(), DmaUnmapError> {
         // SAFETY: the memory is the test's, all of it atomics, and no two calls for one mapping run at once.
-        unsafe { self.unmap(iova, len, UnmapAttributes { skip_copy: true }) }
+        unsafe { self.unmap(iova, len, DmaAttributes { skip_copy: true, ..DmaAttributes::default() }) }
     }
 
     fn syncs_for_cpu(&self, at: Iova, len: u64) -> Result<(), DmaUnmapError> {

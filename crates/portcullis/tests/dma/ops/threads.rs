@@ -3,7 +3,7 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use portcullis::addr::{Direction, Permissions};
-use portcullis::dma::{MapAttributes, OpsConfig};
+use portcullis::dma::{DmaAttributes, OpsConfig};
 
 use super::support::{Calls, THRESHOLD, buffer, contents, machine, part};
 use crate::queue::world::{CARD, PAGE};
@@ -25,7 +25,7 @@ fn data_is_right_and_what_ended_is_out_of_reach_while_all_changes() {
                         let (len, offset) = (lens[(round % 5) as usize], (round % 3) * 8);
                         let byte = (round as u8).wrapping_mul(3).wrapping_add(thread as u8) | 1;
                         let lasting = round % 7 == 0;
-                        let attributes = MapAttributes { lasting, ..MapAttributes::default() };
+                        let attributes = DmaAttributes { lasting, ..DmaAttributes::default() };
                         let iova = ops
                             .maps_as(part(&memory, offset, len), Direction::FromDevice, attributes)
                             .unwrap();

@@ -1,7 +1,7 @@
 //! Mappings by number, in each configuration.
 
 use portcullis::addr::{Direction, DmaSegment, Iova, PhysSegment};
-use portcullis::dma::{DmaMask, DmaOps, MapAttributes, OpsConfig, UnmapAttributes};
+use portcullis::dma::{DmaAttributes, DmaMask, DmaOps, OpsConfig};
 use portcullis::domain::Policy;
 
 use super::world::{Machine, PAGE, TURNS, World, shown};
@@ -30,7 +30,7 @@ impl Script {
         &mut self,
         name: &str,
         PhysSegment { phys, len }: PhysSegment,
-        attributes: MapAttributes,
+        attributes: DmaAttributes,
     ) -> Option<Iova> {
         self.turn += 1;
         let direction = TURNS[self.turn % 3];
@@ -41,10 +41,10 @@ impl Script {
 
     fn own(&mut self, (offset, len): (u64, u64)) -> (Iova, u64) {
         let piece = self.world.piece(offset, len);
-        (self.map(&format!("{offset:#x}+{len:#x}"), piece, MapAttributes::default()).unwrap(), len)
+        (self.map(&format!("{offset:#x}+{len:#x}"), piece, DmaAttributes::default()).unwrap(), len)
     }
 
-    fn list(&mut self, list: &[(u64, u64)], attributes: MapAttributes) -> Option<(Iova, u64)> {
+    fn list(&mut self, list: &[(u64, u64)], attributes: DmaAttributes) -> Option<(Iova, u64)> {
         let list = self.world.pieces(list);
         let mut out = vec![DmaSegment::default(); list.len()];
         let map = || {
@@ -60,10 +60,10 @@ impl Script {
     }
 
     fn unmap(&mut self, (iova, len): (Iova, u64)) {
-        self.unmap_as((iova, len), UnmapAttributes::default());
+        self.unmap_as((iova, len), DmaAttributes::default());
     }
 
-    fn unmap_as(&mut self, (iova, len): (Iova, u64), attributes: UnmapAttributes) {
+    fn unmap_as(&mut self, (iova, len): (Iova, u64), attributes: DmaAttributes) {
         // SAFETY: the memory is the test's, all of it simulated.
         let unmap = || unsafe { self.ops.unmap(iova, len, attributes) };
         let _ = self.said.call(format_args!("unmap {iova:#x}+{len:#x}"), unmap);
@@ -112,23 +112,26 @@ fn plays(name: &str, config: OpsConfig, mask: DmaMask, trusted: bool) {
         &[(0x100, 100), (0x5000, 3 * PAGE), (0x9000, 0x800)],
         &[(0, 200 * PAGE), (0x40_0010, 100)],
     ] {
-        let whole = script.list(list, MapAttributes::default()).unwrap();
+        let whole = script.list(list, DmaAttributes::default()).unwrap();
         script.sync(whole.0, whole.1);
         script.unmap(whole);
     }
     script.said.part("what is special");
-    let usual = MapAttributes::default();
+    let usual = DmaAttributes::default();
     for attributes in [
-        MapAttributes { mmio: true, ..usual },
-        MapAttributes { lasting: true, ..usual },
-        MapAttributes { uncached: true, ..usual },
-        MapAttributes { privileged: true, ..usual },
-        MapAttributes { skip_copy: true, ..usual },
+        DmaAttributes { mmio: true, ..usual },
+        DmaAttributes { lasting: true, ..usual },
+        DmaAttributes { uncached: true, ..usual },
+        DmaAttributes { privileged: true, ..usual },
+        DmaAttributes { skip_copy: true, ..usual },
     ] {
         script.said.note("attributes", attributes);
         let piece = script.world.piece(0x1010, 2 * PAGE);
         let iova = script.map("0x1010+0x2000", piece, attributes).unwrap();
-        script.unmap_as((iova, 2 * PAGE), UnmapAttributes { skip_copy: attributes.lasting });
+        script.unmap_as(
+            (iova, 2 * PAGE),
+            DmaAttributes { skip_copy: attributes.lasting, ..DmaAttributes::default() },
+        );
     }
     script.said.part("mistakes");
     for size in [(0x3010, 500), (0, 4 * PAGE)] {
@@ -233,11 +236,11 @@ fn what_is_measured() {
         for _ in 0..times {
             let PhysSegment { phys, len } = script.world.piece(size.0, size.1);
             // SAFETY: the memory is the test's, all of it simulated.
-            let iova = unsafe { script.ops.map(phys, len, Direction::FromDevice, MapAttributes::default()) }
+            let iova = unsafe { script.ops.map(phys, len, Direction::FromDevice, DmaAttributes::default()) }
                 .unwrap();
             let made = kinds();
             // SAFETY: the memory is the test's, all of it simulated.
-            unsafe { script.ops.unmap(iova, len, UnmapAttributes::default()) }.unwrap();
+            unsafe { script.ops.unmap(iova, len, DmaAttributes::default()) }.unwrap();
             let now = format!("map: {made}; unmap: {}", kinds());
             if now != before {
                 script.said.note(format_args!("{len:#x} bytes, after {same} more"), &now);

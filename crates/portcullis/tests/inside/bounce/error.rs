@@ -3,14 +3,10 @@
 use super::*;
 use crate::errors::{AT, REJECTED, range, sentences};
 
-fn pressure() -> Pressure {
-    Pressure { needed: 0x11, free: 0x12, capacity: 0x13, limit: 0x14 }
-}
-
 sentences::sentences! {
     of_maps: DmaMapError {
         Full => "the queue's ring is full: commit what was unmapped, and unmap its oldest mapping";
-        Pressure(pressure()) => "17 bytes in one piece needed, 18 free of 19; the limit is 20";
+        Pressure { needed: 0x11, free: 0x12, capacity: 0x13, limit: 0x14 } => "17 bytes in one piece needed, 18 free of 19; the limit is 20";
         List(MapListError::EmptyList) => "the list has no segments";
         TooLong { len: 2, most: 1 } => "2 bytes in one piece: a mapping has 1 to 1";
         NoBuffer { bytes: 1, held: 2 } => "no 1 bytes of memory to copy through; the pool's slots hold 2";

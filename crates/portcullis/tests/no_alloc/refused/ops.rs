@@ -1,7 +1,7 @@
 //! The life of a handle for a kernel's own DMA API: every call of it, in every configuration.
 
 use portcullis::addr::{Direction, DmaSegment, Iova, PhysSegment};
-use portcullis::dma::{DmaOps, MapAttributes, OpsConfig, UnmapAttributes};
+use portcullis::dma::{DmaAttributes, DmaOps, OpsConfig};
 use portcullis::domain::Policy;
 use portcullis::platform::PlatformEvents;
 
@@ -24,7 +24,7 @@ impl Life<'_> {
         let mut out = [DmaSegment::default(); 3];
         // SAFETY: the memory is the test's, which does not touch it.
         let count = self.step("a list's map", || unsafe {
-            ops.map_sg(list, direction, MapAttributes::default(), &mut out)
+            ops.map_sg(list, direction, DmaAttributes::default(), &mut out)
         });
         let (first, last) = (out[0].iova, out[count - 1]);
         (first, last.iova.get() + last.len - first.get())
@@ -32,7 +32,9 @@ impl Life<'_> {
 
     fn unmap(&self, ops: &DmaOps<Machine>, (iova, len): Open, skip_copy: bool) {
         // SAFETY: as above; the mapping is the caller's.
-        self.end("an unmap", unsafe { ops.unmap(iova, len, UnmapAttributes { skip_copy }) });
+        self.end("an unmap", unsafe {
+            ops.unmap(iova, len, DmaAttributes { skip_copy, ..DmaAttributes::default() })
+        });
     }
 
     /// All of it, with a handle that is made as `config` and goes through all others.
@@ -58,10 +60,10 @@ impl Life<'_> {
                 }
                 let PhysSegment { phys, len } = ground.lists[3].0[0];
                 for attributes in [
-                    MapAttributes::default(),
-                    MapAttributes { mmio: true, ..MapAttributes::default() },
-                    MapAttributes { lasting: true, ..MapAttributes::default() },
-                    MapAttributes { skip_copy: true, ..MapAttributes::default() },
+                    DmaAttributes::default(),
+                    DmaAttributes { mmio: true, ..DmaAttributes::default() },
+                    DmaAttributes { lasting: true, ..DmaAttributes::default() },
+                    DmaAttributes { skip_copy: true, ..DmaAttributes::default() },
                 ] {
                     // SAFETY: as above.
                     let iova = self.step("a map", || unsafe { ops.map(phys, len, direction, attributes) });
@@ -76,8 +78,8 @@ impl Life<'_> {
         self.map_list(&ops, ground.lists[1].0, Direction::ToDevice);
         self.unmap(&ops, kept[0].unwrap(), false);
         // SAFETY: the device is the model's, and reaches nothing unasked.
-        let left = self.end("the end of all", unsafe { ops.unmap_all() });
-        assert_eq!(left.mappings, kept.len() as u64, "{}", self.which());
+        let (mappings, _) = self.end("the end of all", unsafe { ops.unmap_all() });
+        assert_eq!(mappings, kept.len() as u64, "{}", self.which());
         assert_eq!(ops.usage().open_bytes, 0, "{}", self.which());
         let space = device.domain().space().clone();
         self.end("a flush", space.flush());
