@@ -66,6 +66,7 @@ mod pooled;
 mod queue;
 mod raw_batch;
 mod ring;
+mod slab;
 mod told;
 
 #[cfg(not(feature = "parts"))]

@@ -7,6 +7,8 @@ use core::mem::forget;
 use crate::addr::{Direction, Iova, PhysSegment};
 use crate::bounce::error::{DmaUnmapError, inside};
 use crate::bounce::pool::{Attributes, BounceDevice, BouncePool, Cut, Toward};
+use crate::broken::broken;
+use crate::dma::slab::Slab;
 use crate::mapper::Mapper;
 use crate::platform::{CopyMemory, Platform};
 
@@ -34,8 +36,7 @@ pub(super) struct Ends<M: Mapper, P: Platform, C: CopyMemory> {
     device: BounceDevice<M, P, C>,
     /// What the ring maps in place of the current list.
     linked: Vec<PhysSegment>,
-    made: Vec<Taken>,
-    free: Vec<u32>,
+    made: Slab<Taken>,
     live: usize,
     /// Slots that devices may reach through the ring until the next commit. There is room for the slots of all lists.
     waiting: Vec<Iova>,
@@ -43,8 +44,8 @@ pub(super) struct Ends<M: Mapper, P: Platform, C: CopyMemory> {
 
 impl<M: Mapper, P: Platform, C: CopyMemory> Ends<M, P, C> {
     pub(super) fn new(device: &BounceDevice<M, P, C>) -> Self {
-        let (linked, made, free, waiting) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
-        Self { device: device.for_ends(), linked, made, free, live: 0, waiting }
+        let (linked, waiting) = (Vec::new(), Vec::new());
+        Self { device: device.for_ends(), linked, made: Slab::default(), live: 0, waiting }
     }
 
     fn pool(&self) -> &BouncePool<M, P, C> {
@@ -72,10 +73,8 @@ impl<M: Mapper, P: Platform, C: CopyMemory> Ends<M, P, C> {
         let (first, last) = (list.first()?, list.last()?);
         self.linked.clear();
         self.linked.try_reserve(list.len() + 2).ok()?;
-        let lists = self.made.len() + 1;
-        self.made.try_reserve(1).ok()?;
-        self.free.try_reserve(lists - self.free.len()).ok()?;
-        self.waiting.try_reserve(2 * lists).ok()?;
+        self.made.vacant()?;
+        self.waiting.try_reserve(2 * self.made.records.len()).ok()?;
         let before = self.waiting.len();
         let mut taken = Taken { len, cut, head: None, tail: None };
         let head = PhysSegment { phys: first.phys, len: cut.head };
@@ -118,17 +117,10 @@ impl<M: Mapper, P: Platform, C: CopyMemory> Ends<M, P, C> {
     pub(super) fn keep(&mut self, taken: Taken) -> u32 {
         self.waiting.truncate(self.waiting.len() - taken.slots().count());
         self.live += 1;
-        match self.free.pop() {
-            Some(number) => {
-                self.made[number as usize] = taken;
-                number
-            }
-            None => {
-                self.made.push(taken);
-                // Fits a `u32`: each list has a granule of the ring, which has at most 2^31.
-                (self.made.len() - 1) as u32
-            }
-        }
+        let number = self.made.take().unwrap_or_else(|| broken("`take` has found a place"));
+        self.made.records[number] = taken;
+        // Fits a `u32`: each list has a granule of the ring, which has at most 2^31.
+        number as u32
     }
 
     /// The ring has not mapped the taken list. If devices may reach it, its slots wait for a commit.
@@ -141,12 +133,12 @@ impl<M: Mapper, P: Platform, C: CopyMemory> Ends<M, P, C> {
     /// The ring is about to unmap list `number`: its slots wait for the next commit.
     pub(super) fn wait(&mut self, number: u32) {
         self.live -= 1;
-        self.waiting.extend(self.made[number as usize].slots());
+        self.waiting.extend(self.made.records[number as usize].slots());
     }
 
     /// The ring has not unmapped the list that was to [wait](Self::wait).
     pub(super) fn stay(&mut self, number: u32) {
-        self.waiting.truncate(self.waiting.len() - self.made[number as usize].slots().count());
+        self.waiting.truncate(self.waiting.len() - self.made.records[number as usize].slots().count());
         self.live += 1;
     }
 
@@ -155,12 +147,12 @@ impl<M: Mapper, P: Platform, C: CopyMemory> Ends<M, P, C> {
     /// # Safety
     /// As [`BouncePool::unmap`] of the list, clauses 1 and 2; 3. the device is done with it.
     pub(super) unsafe fn end(&mut self, number: u32) {
-        for iova in self.made[number as usize].slots() {
+        for iova in self.made.records[number as usize].slots() {
             // SAFETY: clauses 1 and 2 are the caller's, for this end.
             let parted = unsafe { self.pool().part(iova, true) };
             debug_assert!(parted.is_ok());
         }
-        self.free.push(number);
+        self.made.free(number as usize);
     }
 
     pub(super) fn committed(&mut self) {
@@ -191,7 +183,7 @@ impl<M: Mapper, P: Platform, C: CopyMemory> Ends<M, P, C> {
         into: Toward,
         (offset, len): (u64, u64),
     ) -> Result<(), DmaUnmapError> {
-        let Taken { len: all, cut, head, tail } = self.made[number as usize];
+        let Taken { len: all, cut, head, tail } = self.made.records[number as usize];
         inside(iova, all, (offset, len))?;
         for (slot, first, end) in [(head, 0, cut.head), (tail, all - cut.tail, all)] {
             let (from, to) = (offset.max(first), (offset + len).min(end));

@@ -24,6 +24,7 @@ use crate::addr::{Direction, DmaSegment, PhysAddr, PhysSegment};
 use crate::bounce::pool::Toward;
 use crate::broken::broken;
 use crate::dma::mapping::Kind;
+use crate::dma::slab::Slab;
 use crate::dma::{Ended, NotUnmapped, RawMapping};
 use crate::domain::MapListError;
 use crate::platform::CacheMaintenance;
@@ -50,9 +51,7 @@ pub(super) struct NotCoherent {
     pub(super) line: u64,
     pub(super) mapped: Option<Inner>,
     pub(super) copies: Option<Copying>,
-    /// The record of each mapping, by the index in the mapping's token.
-    made: Vec<Made>,
-    free: Vec<usize>,
+    made: Slab<Made>,
     /// Indices of mappings whose buffers come back with a commit.
     waiting: Vec<usize>,
 }
@@ -74,8 +73,7 @@ impl NotCoherent {
         mapped: Option<Inner>,
         copies: Option<Copying>,
     ) -> Self {
-        let (made, free, waiting) = (Vec::new(), Vec::new(), Vec::new());
-        Self { strategy, cache, line, mapped, copies, made, free, waiting }
+        Self { strategy, cache, line, mapped, copies, made: Slab::default(), waiting: Vec::new() }
     }
 
     fn is_mapped(&self, list: &[PhysSegment], len: u64, writes: bool) -> Result<bool, DmaMapError> {
@@ -90,19 +88,13 @@ impl NotCoherent {
     }
 
     /// Returns the index of a free record, emptied, with room for `len` pieces. Also makes the room that the unmap needs, as it allocates nothing. The
-    /// record stays free until the caller takes it from `free`.
+    /// record stays free until the caller takes it.
     fn place_for(&mut self, len: usize) -> Result<usize, DmaMapError> {
         let no_memory = |_| DmaMapError::OutOfMemory;
-        if self.free.is_empty() {
-            let places = self.made.len() + 1;
-            self.made.try_reserve(1).map_err(no_memory)?;
-            self.free.try_reserve(places).map_err(no_memory)?;
-            self.waiting.try_reserve(places - self.waiting.len()).map_err(no_memory)?;
-            self.free.push(self.made.len());
-            self.made.push(Made::default());
-        }
-        let index = self.free.last().copied().ok_or(DmaMapError::OutOfMemory)?;
-        let Made { memory, view, .. } = &mut self.made[index];
+        let index = self.made.vacant().ok_or(DmaMapError::OutOfMemory)?;
+        let records = &mut self.made.records;
+        self.waiting.try_reserve(records.len() - self.waiting.len()).map_err(no_memory)?;
+        let Made { memory, view, .. } = &mut records[index];
         memory.clear();
         view.clear();
         memory.try_reserve(len).map_err(no_memory)?;
@@ -128,10 +120,10 @@ impl NotCoherent {
 
     /// Ends a mapping that no device reaches.
     fn end(&mut self, index: usize) {
-        if !self.made[index].copied {
+        if !self.made.records[index].copied {
             self.invalidate(index);
         }
-        self.free.push(index);
+        self.made.free(index);
     }
 
     fn invalidate(&self, index: usize) {
@@ -139,7 +131,7 @@ impl NotCoherent {
     }
 
     fn invalidate_part(&self, index: usize, offset: u64, len: u64) {
-        let made = &self.made[index];
+        let made = &self.made.records[index];
         if !made.writes {
             return;
         }
@@ -190,7 +182,7 @@ impl<X: Machine> Lane<X> for NotCoherent {
             mapped = Some(unsafe { copies.queue.map_raw(list, direction, out) }?);
         }
         let Some((token, used)) = mapped else { broken("a queue maps or copies") };
-        let made = &mut self.made[index];
+        let made = &mut self.made.records[index];
         // `place_for` made room.
         made.view.extend_from_slice(&out[..used]);
         if slot > 0 {
@@ -206,20 +198,20 @@ impl<X: Machine> Lane<X> for NotCoherent {
         }
         let iova = token.iova();
         *made = Made { token: Some(token), copied, writes, ..core::mem::take(made) };
-        self.free.pop();
+        self.made.take();
         Ok((used, RawMapping { iova, word: index as u64, tag: common.number | Kind::NotCoherent.bits() }))
     }
 
     #[inline(never)]
     unsafe fn unmap_for(&mut self, _: &mut Common<X>, mapping: RawMapping) -> Unmapped {
         let index = mapping.word as usize;
-        let Some(token) = self.made[index].token.take() else { broken("a token is unmapped once") };
-        if self.made[index].copied {
+        let Some(token) = self.made.records[index].token.take() else { broken("a token is unmapped once") };
+        if self.made.records[index].copied {
             // The call below reads the copy, so invalidate first; the driver knows that the device is done.
             self.invalidate(index);
         }
         let copies = self.copies.as_mut().map(|copies| &mut copies.queue);
-        match either(self.made[index].copied, copies, self.mapped.as_mut()).unmap_raw(token) {
+        match either(self.made.records[index].copied, copies, self.mapped.as_mut()).unmap_raw(token) {
             Ok(Ended::Done(())) => {
                 self.end(index);
                 Ok(Ended::Done(()))
@@ -235,12 +227,12 @@ impl<X: Machine> Lane<X> for NotCoherent {
             }
             Err(NotUnmapped { mapping: token, waits, error }) => {
                 let back = token.is_some();
-                self.made[index].token = token;
+                self.made.records[index].token = token;
                 match (back, waits) {
                     (true, _) => {}
                     (false, true) => self.waiting.push(index),
                     // The owner never uses its memory again.
-                    (false, false) => self.free.push(index),
+                    (false, false) => self.made.free(index),
                 }
                 Err(NotUnmapped { mapping: back.then_some(mapping), waits, error })
             }
@@ -259,7 +251,7 @@ impl<X: Machine> Lane<X> for NotCoherent {
         if into == Toward::Original {
             self.invalidate_part(index, offset, len);
         }
-        let Made { token: Some(token), copied, .. } = &self.made[index] else {
+        let Made { token: Some(token), copied, .. } = &self.made.records[index] else {
             broken("a token is synced while it is mapped")
         };
         let copies = self.copies.as_ref().map(|copies| &copies.queue);
@@ -271,14 +263,16 @@ impl<X: Machine> Lane<X> for NotCoherent {
                 let Self { made, cache, .. } = self;
                 // Also for a device that only writes, so that no dirty line is left.
                 // SAFETY: `clean`'s contract is `map_raw`'s clause 4, of the mapping's caller.
-                part(&made[index].memory, offset, len, |piece| unsafe { cache.clean(piece.phys, piece.len) });
+                part(&made.records[index].memory, offset, len, |piece| unsafe {
+                    cache.clean(piece.phys, piece.len)
+                });
                 Ok(())
             }
         }
     }
 
     fn segments_for(&self, _: &Common<X>, mapping: &RawMapping) -> Option<&[DmaSegment]> {
-        Some(&self.made[mapping.word as usize].view)
+        Some(&self.made.records[mapping.word as usize].view)
     }
 
     fn commit_for(&mut self, _: &Common<X>) -> Result<usize, DmaUnmapError> {

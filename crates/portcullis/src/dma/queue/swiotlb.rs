@@ -8,6 +8,7 @@ use crate::addr::{Direction, DmaSegment, Iova, PhysAddr, PhysSegment};
 use crate::bounce::pool::Toward;
 use crate::bounce::swiotlb::{Constraints, Swiotlb};
 use crate::dma::mapping::Kind;
+use crate::dma::slab::Slab;
 use crate::dma::{Ended, NotUnmapped, RawMapping};
 use crate::domain::MapListError;
 use crate::heap::Shared;
@@ -15,14 +16,13 @@ use crate::heap::Shared;
 pub(super) struct Copies<X: Machine> {
     pub(super) pool: Shared<Swiotlb<X::Platform, X::Memory>>,
     pub(super) constraints: Constraints,
-    /// The pieces of each list, by its index; an empty list is free.
-    lists: Vec<Vec<DmaSegment>>,
-    free: Vec<usize>,
+    /// The pieces of each list; none if it is free.
+    lists: Slab<Vec<DmaSegment>>,
 }
 
 impl<X: Machine> Copies<X> {
     pub(super) fn new(pool: Shared<Swiotlb<X::Platform, X::Memory>>, constraints: Constraints) -> Self {
-        Self { pool, constraints, lists: Vec::new(), free: Vec::new() }
+        Self { pool, constraints, lists: Slab::default() }
     }
 
     /// # Safety
@@ -45,14 +45,16 @@ impl<X: Machine> Copies<X> {
         direction: Direction,
         out: &mut [DmaSegment],
     ) -> Result<usize, DmaMapError> {
-        let index = self.place_for(list.len())?;
+        let index = self.lists.vacant().ok_or(DmaMapError::OutOfMemory)?;
+        self.lists.records[index].try_reserve(list.len()).map_err(|_| DmaMapError::OutOfMemory)?;
+        self.lists.take();
         // If this panics, the mapped pieces and the index leak.
         for (piece, place) in list.iter().zip(&mut *out) {
             // SAFETY: clauses 1 and 2 are the caller's.
             match unsafe { self.map_piece(*piece, direction) } {
                 Ok(mapped) => {
                     *place = mapped;
-                    self.lists[index].push(mapped);
+                    self.lists.records[index].push(mapped);
                 }
                 Err(error) => {
                     // SAFETY: the pieces were mapped just now, and no other call knows them (1); the caller's clauses still hold (2).
@@ -64,34 +66,18 @@ impl<X: Machine> Copies<X> {
         Ok(index)
     }
 
-    /// Takes a free place, with room for `len` pieces, and keeps room for it in `free`: an unmap allocates nothing.
-    fn place_for(&mut self, len: usize) -> Result<usize, DmaMapError> {
-        let no_memory = |_| DmaMapError::OutOfMemory;
-        if self.free.is_empty() {
-            self.lists.try_reserve(1).map_err(no_memory)?;
-            self.free.try_reserve(self.lists.len() + 1).map_err(no_memory)?;
-            self.free.push(self.lists.len());
-            self.lists.push(Vec::new());
-        }
-        // Without memory for the pieces, the place stays free.
-        let index = self.free.last().copied().ok_or(DmaMapError::OutOfMemory)?;
-        self.lists[index].try_reserve(len).map_err(no_memory)?;
-        self.free.pop();
-        Ok(index)
-    }
-
     /// # Safety
     /// 1. It is an open list of this queue, for which no other call runs.
     /// 2. Clauses 1 and 2 of [`map_piece`](Self::map_piece) hold until this returns.
     #[inline(never)]
     unsafe fn unmap_list(&mut self, index: usize) -> Result<(), DmaUnmapError> {
         let mut result = Ok(());
-        for segment in self.lists[index].drain(..) {
+        for segment in self.lists.records[index].drain(..) {
             // SAFETY: clauses 1 and 2 are the caller's, for each piece.
             let unmapped = unsafe { self.pool.unmap_piece(PhysAddr::new(segment.iova.get()), segment.len) };
             result = result.and(unmapped);
         }
-        self.free.push(index);
+        self.lists.free(index);
         result
     }
 
@@ -100,7 +86,7 @@ impl<X: Machine> Copies<X> {
     }
 
     fn pieces(&self, mapping: &RawMapping) -> Option<&[DmaSegment]> {
-        self.list(mapping).map(|index| &self.lists[index][..])
+        self.list(mapping).map(|index| &self.lists.records[index][..])
     }
 }
 
