@@ -8,7 +8,7 @@ use core::ptr::NonNull;
 
 use super::DmaDevice;
 use crate::addr::{Direction, Iova, IovaRange, PhysAddr};
-use crate::domain::{MapListError, UnmapError};
+use crate::domain::{MapListError, Rule, UnmapError};
 use crate::mapper::Mapper;
 use crate::platform::words::{WORD, load_part, store_part, with_part};
 use crate::platform::{FRAME_SIZE, Frames, Platform, TABLE_ENTRIES};
@@ -258,7 +258,7 @@ impl<F: Frames, M: Mapper, P: Platform> CoherentMemory<F, M, P> {
             let range = IovaRange::of_pages(iova, len, domain.granule())
                 .ok_or(UnmapError::NoSuchRange { iova, len })?;
             let neighbours = range.len().saturating_sub(len);
-            domain.end_now(range, neighbours, |_| ())?;
+            domain.end(range, neighbours, Rule::Strictly, |_| ())?;
         }
         // SAFETY: `new` allocated the frames, `self` is not used again, and the device cannot reach them any more (or, in passthrough, always
         // reached all memory).

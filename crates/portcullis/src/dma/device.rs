@@ -5,7 +5,7 @@ use core::fmt;
 use super::layout::device_view;
 use crate::addr::{Direction, DmaSegment, Iova, IovaRange, PhysAddr, PhysSegment};
 use crate::bounce::pool::Toward;
-use crate::domain::{AtomicPolicy, Domain, Ending, MapListError, Policy, PolicyError, UnmapError, last_byte};
+use crate::domain::{AtomicPolicy, Domain, MapListError, Policy, PolicyError, Rule, UnmapError, last_byte};
 use crate::heap::{OutOfMemory, Shared};
 use crate::mapper::Mapper;
 use crate::platform::Platform;
@@ -151,9 +151,10 @@ impl<M: Mapper, P: Platform> DmaDevice<M, P> {
     }
 
     /// As [`end`](Self::end), for a buffer that leaves `neighbours` bytes of its pages to others.
-    #[inline]
+    // Out of line: all of a strict unmap is in it.
+    #[inline(never)]
     pub(super) fn end_beside(&self, range: IovaRange, neighbours: u64) -> Result<(), UnmapError> {
-        self.domain.end(range, Ending { neighbours, exception: Some(&self.exception) }, |_| ())
+        self.domain.end(range, neighbours, Rule::Policy(Some(&self.exception)), |_| ())
     }
 
     /// Maps a scatter-gather list to one range, and writes the device's segments to `out`: touching ones are merged. Returns their number, at most

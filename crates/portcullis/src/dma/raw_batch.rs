@@ -108,7 +108,7 @@ impl<M: Mapper, P: Platform> RawBatch<M, P> {
         }
         self.domain.confirm(&self.gather)?;
         self.gather.clear();
-        self.settle();
+        self.free();
         Ok(self.told.commit(core::mem::take(&mut self.mappings)))
     }
 
@@ -144,7 +144,7 @@ impl<M: Mapper, P: Platform> RawBatch<M, P> {
             self.mappings -= 1;
         }
         // The addresses leak, as it is unknown to which mapping they belong.
-        self.domain.lose_rest(range, bytes);
+        self.domain.end_rest(range, bytes, false);
         if kept > 0 {
             return Err(UnmapError::StillMapped { range, unmapped: bytes, kept });
         }
@@ -152,32 +152,33 @@ impl<M: Mapper, P: Platform> RawBatch<M, P> {
     }
 
     /// Gives back the addresses that are still in the batch, whose end is confirmed, and subtracts its neighbour bytes.
-    fn settle(&mut self) {
-        self.give_up_torn();
+    fn free(&mut self) {
+        self.lose_torn();
         self.parts = 0;
         let neighbours = core::mem::take(&mut self.neighbours);
         if !self.ranges.is_empty() || neighbours > 0 {
-            self.domain.take_back_all(&mut self.ranges, neighbours);
+            self.domain.free_all(&mut self.ranges, neighbours);
         }
     }
 
-    fn give_up_torn(&mut self) {
+    /// Leaks the addresses of torn ranges. Returns their bytes.
+    fn lose_torn(&mut self) -> u64 {
         let torn = core::mem::take(&mut self.torn);
-        self.ranges.drain(..torn).for_each(|range| drop(self.domain.changing(range)));
+        let bytes = bytes_of(self.ranges.drain(..torn).map(|range| range.len()));
+        self.domain.lose(bytes);
+        bytes
     }
 
     /// Gives up on the commit: the domain holds the addresses until a later flush is confirmed.
     pub(super) fn quarantine(&mut self) {
-        let torn = bytes_of(self.ranges[..self.torn].iter().map(|range| range.len()));
-        let open = core::mem::take(&mut self.parts).saturating_add(torn);
-        self.give_up_torn();
+        let open = core::mem::take(&mut self.parts).saturating_add(self.lose_torn());
         if open > 0 {
-            self.domain.leave_open(open);
+            self.domain.hold(open, None);
         }
         while let Some(range) = self.ranges.pop() {
-            self.domain.quarantine(self.domain.changing(range));
+            self.domain.changing(range).hold();
         }
-        self.settle();
+        self.free();
     }
 }
 
@@ -205,7 +206,7 @@ struct Leaving<'a, M: Mapper, P: Platform>(&'a mut RawBatch<M, P>);
 impl<M: Mapper, P: Platform> Drop for Leaving<'_, M, P> {
     fn drop(&mut self) {
         let RawBatch { domain, ranges, .. } = &mut *self.0;
-        ranges.drain(..).for_each(|range| drop(domain.changing(range)));
+        ranges.drain(..).for_each(|range| domain.lose(range.len()));
     }
 }
 

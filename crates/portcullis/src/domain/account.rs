@@ -37,6 +37,24 @@ pub(super) struct CpuBook<'a> {
     alone: bool,
 }
 
+/// What a ring has counted, and its domain does not know yet.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct Tally {
+    pub maps: u64,
+    pub unmaps: u64,
+    /// Bytes of neighbours that were mapped, and the time of the first, in nanoseconds.
+    pub opened: u64,
+    pub since_ns: u64,
+    /// Bytes of neighbours whose unmap is confirmed.
+    pub closed: u64,
+}
+
+impl Tally {
+    pub(super) fn has_neighbours(&self) -> bool {
+        self.opened > 0 || self.closed > 0
+    }
+}
+
 impl Books {
     /// Makes the books of `cpus` CPUs in `place`. After an error `place` is uninitialised.
     #[inline(never)]
@@ -131,10 +149,15 @@ impl CpuBook<'_> {
         self.book.until_sample.store(next - 1, Ordering::Relaxed);
     }
 
-    /// Counts `opened` bytes that became reachable between `since_ns` and `now_ns`, and `closed` bytes that are not any more.
-    pub(super) fn settle(self, (opened, since_ns): (u64, u64), closed: u64, now_ns: u64) {
-        let opening = came_during(opened, now_ns.saturating_sub(since_ns));
-        self.jump(opened.wrapping_sub(closed), ByteTime { used: 0, neighbour: opening }, now_ns);
+    /// Adds a tally at the time `now_ns`, which is read only if it has neighbours.
+    pub(super) fn add_tally(self, tally: Tally, now_ns: u64) {
+        let Tally { maps, unmaps, opened, since_ns, closed } = tally;
+        self.add(|book| &book.maps, maps);
+        self.add(|book| &book.unmaps, unmaps);
+        if tally.has_neighbours() {
+            let opening = came_during(opened, now_ns.saturating_sub(since_ns));
+            self.jump(opened.wrapping_sub(closed), ByteTime { used: 0, neighbour: opening }, now_ns);
+        }
     }
 
     /// Samples the level, adds `beside` (byte-time that samples miss), and lets the level jump by `bytes`. Returns the number of changes
@@ -157,14 +180,17 @@ mod tests {
     fn bytes_that_were_opened_since_count_as_half_of_that_time_and_then_in_full() {
         let mut place = MaybeUninit::uninit();
         let neighbours = Books::make_in(&mut place, 1).unwrap();
-        neighbours.of(None).settle((100, 1_000), 0, 3_000);
+        let add = |opened, since_ns, closed, now_ns| {
+            neighbours.of(None).add_tally(Tally { opened, since_ns, closed, ..Tally::default() }, now_ns);
+        };
+        add(100, 1_000, 0, 3_000);
         assert_eq!(neighbours.total(3_000).neighbour, 100 * 2_000 / 2);
         assert_eq!(neighbours.total(3_500).neighbour, 100_000 + 100 * 500);
         // All of them are closed, and others were opened.
-        neighbours.of(None).settle((8, 3_400), 100, 3_500);
+        add(8, 3_400, 100, 3_500);
         assert_eq!(neighbours.total(3_600).neighbour, 150_000 + 8 * 100 / 2 + 8 * 100);
         // After a pause the times of the changes are unknown.
-        neighbours.of(None).settle((10, 3_600), 8, 1_000_003_600);
+        add(10, 3_600, 8, 1_000_003_600);
         let paused = (8 + 10) * 1_000_000_000;
         assert_eq!(neighbours.total(1_000_003_600).neighbour, 150_000 + 8 * 100 / 2 + 8 * 100 + paused);
     }

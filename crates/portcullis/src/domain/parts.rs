@@ -51,12 +51,9 @@ impl Note {
 }
 
 impl Parts {
-    /// Calls `f` with the note of the mapping that contains `part`. `f` also says whether to remove the note. `None` without a note.
-    fn with<R>(&self, part: IovaRange, f: impl FnOnce(&mut Note) -> (R, bool)) -> Option<R> {
-        self.with_made(part, |_| None, f)
-    }
-
-    fn with_made<R>(
+    /// Calls `f` with the note of the mapping that contains `part`, or with one for the mapping that `make` returns. `f` also says whether to
+    /// remove the note. `None` without a note.
+    fn with<R>(
         &self,
         part: IovaRange,
         make: impl FnOnce(&mut Vec<Note>) -> Option<IovaRange>,
@@ -86,23 +83,23 @@ impl Parts {
         self.count.load(Ordering::Relaxed) == 0
     }
 
-    /// Notes that devices do not reach `part` any more. Returns the whole mapping, and removes its note, after the last part. `Err` without
-    /// memory for a note, and if `part` belongs to no mapping.
-    pub fn gone(&self, space: &IovaSpace, part: IovaRange) -> Result<Option<IovaRange>, NoNote> {
+    /// Notes that devices do not reach `part` any more. After the last part of a mapping, returns the whole mapping, and removes its note.
+    /// Returns `part` without memory for a note, and if it belongs to no mapping.
+    pub fn gone(&self, space: &IovaSpace, part: IovaRange) -> Option<IovaRange> {
         let make = |notes: &mut Vec<Note>| Self::divided(space, part, notes);
-        let gone = self.with_made(part, make, |note| {
+        let gone = self.with(part, make, |note| {
             note.gone = note.gone.saturating_add(part.len());
             let is_over = note.gone >= note.whole.len();
             (is_over.then_some(note.whole), is_over)
         });
-        gone.ok_or(NoNote)
+        gone.unwrap_or(Some(part))
     }
 
     /// Notes that `part` is unwanted, for a mapper that removes mappings as a whole. Returns the range to remove now: all of the mapping,
     /// to one call only; or `part` itself, if it is a whole mapping, belongs to none, or there is no memory for the mapping's first note.
     /// `None` while other parts are still in use, or without memory for the part in its note. The same part may be passed twice.
     pub fn unwant(&self, space: &IovaSpace, part: IovaRange) -> Option<IovaRange> {
-        let noted = self.with_made(
+        let noted = self.with(
             part,
             |notes| Self::divided(space, part, notes).filter(|whole| *whole != part),
             |note| {
@@ -122,11 +119,8 @@ impl Parts {
 
     /// Whether the `bytes` just removed from `whole` were all that was left of it. Removes the note then.
     pub fn was_rest(&self, whole: IovaRange, bytes: u64) -> bool {
-        let was_rest = self.with(whole, |note| {
-            let is_rest = whole == note.whole && note.gone.saturating_add(bytes) == whole.len();
-            (is_rest, is_rest)
-        });
-        was_rest.unwrap_or(false)
+        let is_rest = |note: &mut Note| whole == note.whole && note.gone.saturating_add(bytes) == whole.len();
+        self.with(whole, |_| None, |note| (is_rest(note), is_rest(note))).unwrap_or(false)
     }
 
     /// Removes the note of `whole`, which is freed or leaked. Returns how many of its bytes were removed before. One load if there is no
@@ -135,13 +129,10 @@ impl Parts {
         if self.is_empty() {
             return 0;
         }
-        let gone = self.with(whole, |note| if note.whole == whole { (note.gone, true) } else { (0, false) });
-        gone.unwrap_or(0)
+        let gone = |note: &mut Note| if note.whole == whole { (note.gone, true) } else { (0, false) };
+        self.with(whole, |_| None, gone).unwrap_or(0)
     }
 }
-
-#[derive(Debug)]
-pub(crate) struct NoNote;
 
 #[cfg(all(test, not(loom)))]
 #[path = "../../tests/inside/domain/parts.rs"]

@@ -84,9 +84,6 @@ pub enum PolicyError {
 #[derive(Debug)]
 pub(crate) struct AtomicPolicy(AtomicU64);
 
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct PolicyWord(u64);
-
 /// Words from `LAZY` on are lazy: `LAZY` plus the window in nanoseconds.
 const NONE: u64 = 0;
 const STRICT: u64 = 1;
@@ -101,31 +98,24 @@ impl AtomicPolicy {
     /// Relaxed: the flush after a change makes its promise hold (see `FlushQueue::push`).
     #[inline]
     pub(crate) fn get(&self) -> Option<Policy> {
-        decode(self.word().0)
+        decode(self.word())
     }
 
     #[inline]
-    pub(crate) fn word(&self) -> PolicyWord {
-        PolicyWord(self.0.load(Ordering::Relaxed))
+    fn word(&self) -> u64 {
+        self.0.load(Ordering::Relaxed)
+    }
+
+    /// The nanoseconds for which a mapping that ends now may be deferred, by the policy of `exception`, or, if that has none, by this one;
+    /// `None` if it must not be.
+    #[inline]
+    pub(crate) fn window(&self, exception: Option<&Self>) -> Option<u64> {
+        let (own, word) = (self.word(), exception.map_or(NONE, Self::word));
+        (if word == NONE { own } else { word }).checked_sub(LAZY)
     }
 
     pub(crate) fn swap(&self, policy: Option<Policy>) -> Option<Policy> {
         decode(self.0.swap(encode(policy), Ordering::Relaxed))
-    }
-}
-
-impl PolicyWord {
-    pub(crate) const NONE: Self = Self(NONE);
-
-    #[inline]
-    pub(crate) const fn or(self, other: Self) -> Self {
-        if self.0 == NONE { other } else { self }
-    }
-
-    /// The nanoseconds for which a mapping that ends under this policy may be deferred; `None` if it must not be.
-    #[inline]
-    pub(crate) const fn window(self) -> Option<u64> {
-        self.0.checked_sub(LAZY)
     }
 }
 

@@ -1,43 +1,35 @@
-//! The [`Domain`]: it maps lists of segments, and unmaps ranges by its policy. A list is mapped as a whole or not at all. No other caller
-//! gets a mapped range before an unmap has freed it.
+//! The [`Domain`]: how it is made, its policy, and its account of exposure. The policy and the account change while I/O runs: after `Ok` of a
+//! change to a stricter policy, the new promise holds for earlier unmaps, too.
 
-mod addresses;
-mod at_once;
 mod deferred;
-mod endings;
-mod failed;
-mod flushes;
-mod guards;
 mod lifecycle;
-mod live;
-mod open;
-mod steps;
+mod maps;
+mod tokens;
+mod unmaps;
 
-pub(crate) use endings::Ending;
-pub(crate) use guards::Changing;
-pub(crate) use lifecycle::{Fate, LinkFailed};
-pub use lifecycle::{Linked, Refused, Reserved, Unlinked};
-pub(crate) use steps::Tally;
+pub(crate) use lifecycle::{Changing, Fate, LinkFailed};
+pub use tokens::{Linked, Refused, Reserved, Unlinked};
+pub(crate) use unmaps::Rule;
 
 use alloc::vec::Vec;
 use core::fmt;
 
-use self::at_once::AtOnce;
-use super::account::Books;
+use super::account::{Book, Books, CpuBook, Tally};
 use super::parts::Parts;
 use super::policy::AtomicPolicy;
-use super::{MapListError, Policy};
+use super::{MapListError, Policy, PolicyError};
 use crate::addr::{Iova, IovaRange, PageSize, PhysAddr, PhysSegment};
 use crate::broken::broken;
+use crate::exposure::Exposure;
+use crate::guard::Guard;
 use crate::heap::{Shared, SharedPlace, place_of, write_fields};
 use crate::invalidation::{FlushQueue, InvalidationError};
 use crate::iova::{IovaError, IovaSpace, SpaceConfig};
 use crate::mapper::Mapper;
-use crate::percpu::{Marks, Turn};
-use crate::pgtable::Attributes;
-use crate::platform::{LocalCpu, Platform, events_of};
+use crate::percpu::{Counter, Marks};
+use crate::platform::{Platform, events_of};
 use crate::setup::SetupError;
-use crate::sync::AtomicU64;
+use crate::sync::{AtomicBool, AtomicU64, Ordering, fence};
 
 /// Counters of a domain.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -80,8 +72,9 @@ pub struct Domain<M: Mapper, P: Platform> {
     rings: AtomicU64,
     reserved: Vec<IovaRange>,
     parts: Parts,
-    /// Whether interrupt handlers may call maps, and the work that these have left.
-    at_once: AtOnce,
+    /// Whether interrupt handlers may call maps, and have left work to the timer.
+    is_at_once: AtomicBool,
+    work_left: AtomicBool,
 }
 
 /// Its policy and reserved addresses. The caches of all CPUs would be megabytes of text.
@@ -157,7 +150,8 @@ impl<M: Mapper, P: Platform> Domain<M, P> {
                 due_ns: AtomicU64::new(u64::MAX),
                 rings: AtomicU64::new(0),
                 reserved: config.reserved,
-                at_once: AtOnce::default(),
+                is_at_once: AtomicBool::new(false),
+                work_left: AtomicBool::new(false),
                 parts: Parts::default(),
                 platform: platform,
                 mapper: mapper,
@@ -198,99 +192,110 @@ impl<M: Mapper, P: Platform> Domain<M, P> {
         self.granule
     }
 
-    /// Maps the pages that `list` touches, one segment after another, into one range of addresses at or below `limit`. Costs one allocation
-    /// of addresses, one walk for each leaf table, and one store for each entry.
-    ///
-    /// Context: may allocate page tables. Waits for hardware if addresses or memory for tables are exhausted, if a failed call is undone,
-    /// and if the mapper waits for each map (as for hardware in [caching mode](crate::invalidation::InvalidationQueue::caches_absent)). The
-    /// caller holds no lock and no CPU.
+    /// Changes the policy while I/O runs. After `Ok`, every unmap that returns later follows the new policy; if that is the stricter one,
+    /// devices reach nothing that was unmapped before. Devices and mappings with a policy of their own keep it. Costs one flush, or one
+    /// store if the new policy is weaker. Context: waits for hardware. The caller holds no lock and no CPU.
     ///
     /// # Errors
-    /// [`MapListError`]: nothing is mapped. No addresses leak, except if another caller's translation was in the way.
-    ///
-    /// # Safety
-    /// The mapping *lasts* until an [`unmap`](Self::unmap) of it has returned `Ok` and, under a lazy policy, the flush that covers it is
-    /// confirmed.
-    /// 1. **The memory is the caller's to open** to every device of the domain for as long as the mapping lasts: all granules that `list`
-    ///    touches. Devices may access them at any time, as the permissions say.
-    /// 2. Until then it is not given to others, and nothing relies on its contents: the only references to it are to atomics (or, where
-    ///    devices only read, shared ones to what is not written).
-    /// 3. After [`MapListError::Unconfirmed`], clauses 1 and 2 hold until a [`flush`](Self::flush) has returned `Ok`. After any other error
-    ///    they end with the call.
-    pub unsafe fn map(
-        &self,
-        list: &[PhysSegment],
-        attributes: impl Into<Attributes>,
-        limit: Iova,
-    ) -> Result<IovaRange, MapListError> {
-        let (len, attributes) = (self.pages_of(list)?, attributes.into());
-        if let [PhysSegment { phys, .. }] = list {
-            // Whole pages, so that no bytes count as neighbours.
-            let pages = PhysSegment { phys: phys.align_down(self.granule), len };
-            // SAFETY: clauses 1 and 2 are the caller's; `pages` are the granules that the segment touches.
-            if let Some(range) = unsafe { self.map_fast(pages, attributes, limit, |_| ()) } {
-                return Ok(range);
-            }
-        }
-        // SAFETY: clauses 1 to 3 are the caller's.
-        unsafe { self.open::<false>(list, (len, len), attributes, limit, |_, _| ()) }
+    /// [`PolicyError::Translation`] from or to passthrough: nothing is changed. [`PolicyError::Unconfirmed`]: the policy is changed, but
+    /// devices may still reach what was unmapped before.
+    pub fn set_policy(&self, policy: Policy) -> Result<(), PolicyError> {
+        self.change(&self.policy, Some(policy))
     }
 
-    /// The fast path of [`map`](Self::map) for one segment: takes addresses from the CPU's cache and enters them, in one exclusive section.
-    /// If that is not possible, returns `None` with nothing changed; `map` then does it or says why not. The segment's neighbours
-    /// [count](Self::count_neighbours). Calls `counted` with the CPU on success.
+    pub(crate) fn change(&self, place: &AtomicPolicy, policy: Option<Policy>) -> Result<(), PolicyError> {
+        // `None` ends an exception, and needs no check: the domain's own policy holds again.
+        if let Some(new) = policy
+            && new.is_translated() != self.translated
+        {
+            return Err(PolicyError::Translation { from: self.policy().name(), to: new.name() });
+        }
+        let old = place.swap(policy);
+        // The domain's own policy may be changing at the same time. It is loaded after the store and a fence, and that change's flush has a
+        // fence, too. So either this load sees a stricter own policy, or that flush begins after the store, and covers what the exception
+        // queued.
+        fence(Ordering::SeqCst);
+        let own = self.policy();
+        let (new, old) = (policy.unwrap_or(own), old.unwrap_or(own));
+        // The flush waits for exclusive sections first, and a CPU that queues a range reads the policy in its section. So the flush covers
+        // ranges that were queued by the old policy, and later ones see the new policy. It runs even if the policy stays the same: another
+        // caller may be changing it, or this one may retry after a failure.
+        if self.translated && !new.is_weaker_than(old) { Ok(self.flush()?) } else { Ok(()) }
+    }
+
+    /// The exposure that the domain has caused so far: of mappings of the [`dma`](crate::dma) layer, and of neighbours that a caller's
+    /// cache reports by [`count_neighbours`](Self::count_neighbours). [`map`](Self::map) itself knows whole pages only, which have no
+    /// neighbours. Without translation everything is always exposed, and nothing is counted.
     ///
-    /// # Safety
-    /// As for [`map`](Self::map), clauses 1 and 2.
+    /// The clock is read about every 65 us while a CPU maps and unmaps, and at least at every 64th change. Changes between two readings at
+    /// most 131 us apart are taken as spread evenly, so the error for that time is at most the difference between the most and the fewest
+    /// bytes in it. If the CPU has paused for longer, all bytes that came count for the whole pause: more than happened, never less. A ring
+    /// reports its mappings when a batch is complete.
+    ///
+    /// Deferred ranges of a CPU may count for longer than devices reached them, never for less. A CPU learns of flushes now and then while
+    /// it defers, when its window ends, and in this call; it then counts up to the last confirmed flush. So after [`flush`](Self::flush)
+    /// the account is exact if it is read before another flush is confirmed. `longest_stale_ns` is exact otherwise.
+    ///
+    /// Context: O(CPUs), and one barrier of all CPUs if any has deferred. The caller holds no lock and no CPU.
+    pub fn exposure(&self) -> Exposure {
+        let now_ns = self.platform.now_ns();
+        let (mut sum, longest_stale_ns) = self.flush_queue.exposure(&self.platform, now_ns);
+        let live = self.platform.with_cpu(|_| self.books.total(now_ns));
+        sum += live;
+        let positive = |time: i128| u128::try_from(time).unwrap_or(0);
+        Exposure {
+            stale_byte_ns: positive(sum.used),
+            neighbour_byte_ns: positive(sum.neighbour),
+            longest_stale_ns,
+        }
+    }
+
+    /// Counts `change` bytes more (negative: fewer) that devices can reach and that are in no buffer in use: neighbours in a buffer's
+    /// pages, or idle mappings of a caller's cache. They count in [`exposure`](Self::exposure), as `neighbour_byte_ns`, until the caller
+    /// subtracts the same number.
+    ///
+    /// They are counted even if the platform panics, which the caller then meets; a second panic ends the process. Costs two stores with a
+    /// CPU lent, and a reading of the clock now and then; nothing for 0.
     #[inline]
-    pub(crate) unsafe fn map_fast(
-        &self,
-        segment: PhysSegment,
-        attributes: Attributes,
-        limit: Iova,
-        counted: impl FnOnce(&LocalCpu<'_>),
-    ) -> Option<IovaRange> {
-        if !M::IS_QUICK {
-            return None;
+    pub fn count_neighbours(&self, change: i64) {
+        if change != 0 {
+            let bytes = change.cast_unsigned();
+            // If the platform panics before it lends a CPU, they are counted without one, at the clock's time.
+            let untold = Guard::new(|| self.books.of(None).change_now(bytes, || self.platform.now_ns()));
+            self.platform.with_cpu(|cpu| {
+                untold.done();
+                self.change_in(self.books.of(cpu), bytes);
+            });
         }
-        let PhysSegment { phys, len: used } = segment;
-        let pages = IovaRange::of_pages(Iova::new(phys.get()), used, self.granule)?;
-        let (phys, len) = (PhysAddr::new(pages.start().get()), pages.len());
-        let enter = |turn: &Turn<'_>, range| {
-            // SAFETY: the mapper asks for clauses 1 and 2, which are the caller's; the range is of the granules that the memory touches.
-            unsafe { self.mapper.map_fast(turn, range, phys, attributes) }
-        };
-        self.take_and(enter, (len, len - used), limit, counted)
     }
 
-    /// Takes `len` bytes of addresses from the CPU's cache, and calls `enter` to map them in the same exclusive section. If either fails,
-    /// nothing is changed. `neighbours` of the bytes are neighbours. Calls `counted` with the CPU on success.
-    #[inline(always)]
-    fn take_and(
-        &self,
-        enter: impl FnOnce(&Turn<'_>, IovaRange) -> bool,
-        (len, neighbours): (u64, u64),
-        limit: Iova,
-        counted: impl FnOnce(&LocalCpu<'_>),
-    ) -> Option<IovaRange> {
-        let fast = |cpu: &LocalCpu<'_>| {
-            self.space.in_turn(cpu, |turn, own| {
-                let own = own?;
-                let changing = self.changing(self.space.take(own, len, limit)?);
-                let range = changing.range();
-                if !enter(turn, range) {
-                    self.give_back(Some(cpu), Some(own), changing.done());
-                    return None;
-                }
-                self.books.with(cpu, |page| {
-                    page.add(|book| &book.maps, 1);
-                    self.change_in(page, neighbours);
-                });
-                counted(cpu);
-                Some(changing)
-            })?
-        };
-        Some(self.platform.with_cpu_fast(fast)??.done())
+    #[inline]
+    fn change_in(&self, book: CpuBook<'_>, bytes: u64) {
+        if bytes != 0 {
+            book.change(bytes, || self.platform.now_ns());
+        }
+    }
+
+    #[inline]
+    fn count_map(&self, book: CpuBook<'_>, neighbours: u64) {
+        book.add(|book| &book.maps, 1);
+        self.change_in(book, neighbours);
+    }
+
+    #[inline]
+    fn count_unmap(&self, book: CpuBook<'_>, neighbours: u64) {
+        self.change_in(book, neighbours.wrapping_neg());
+        book.add(|book| &book.unmaps, 1);
+    }
+
+    fn count_one(&self, count: impl FnOnce(&Book) -> &Counter) {
+        self.platform.with_cpu(|cpu| self.books.of(cpu).add(count, 1));
+    }
+
+    /// Adds what a ring has counted by itself.
+    pub(crate) fn count_tally(&self, tally: Tally) {
+        let now_ns = if tally.has_neighbours() { self.platform.now_ns() } else { 0 };
+        self.platform.with_cpu(|cpu| self.books.of(cpu).add_tally(tally, now_ns));
     }
 
     /// Frees empty page tables, for a caller that is short of memory. Returns the freed bytes. `map` does the same before it fails for want
@@ -346,21 +351,13 @@ impl<M: Mapper, P: Platform> Domain<M, P> {
     fn pages_of_any(&self, list: &[PhysSegment]) -> Result<u64, MapListError> {
         let mut total: u64 = 0;
         for (index, segment) in list.iter().enumerate() {
+            MapListError::check(*segment, index)?;
             let PhysSegment { phys, len } = *segment;
-            if len == 0 {
-                return Err(MapListError::EmptySegment { index, phys });
-            }
-            total = self
-                .rounded(segment)
-                .and_then(|bytes| total.checked_add(bytes))
-                .ok_or(MapListError::Wraps { index, phys, len })?;
+            let bytes = phys.page_offset(self.granule).checked_add(len);
+            let bytes = bytes.and_then(|bytes| self.granule.round_up(bytes)?.checked_add(total));
+            total = bytes.ok_or(MapListError::Wraps { index, phys, len })?;
         }
         if total == 0 { Err(MapListError::EmptyList) } else { Ok(total) }
-    }
-
-    fn rounded(&self, segment: &PhysSegment) -> Option<u64> {
-        segment.phys.checked_add(segment.len - 1)?;
-        self.granule.round_up(segment.phys.page_offset(self.granule).checked_add(segment.len)?)
     }
 }
 

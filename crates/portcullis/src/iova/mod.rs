@@ -27,7 +27,9 @@ mod word;
 pub(crate) use cached::Own;
 pub(crate) use links::{Links, WordLeaf};
 
-pub use arena::{ArenaError, ReleaseError, RingArena, RingConfig};
+#[cfg(feature = "parts")]
+pub use arena::ReleaseError;
+pub use arena::{ArenaError, RingArena, RingConfig};
 #[cfg(feature = "parts")]
 pub use bitmap::{Bitmap, BitmapError, MAX_ORDER, Survey};
 #[cfg(feature = "parts")]

@@ -282,7 +282,7 @@ fn what_cpus_share_has_a_name_and_no_line_of_a_source() {
         "iova/cpu.rs:7",
         "bounce/swiotlb/slots.rs:1 < bounce/pool/cpu.rs:2",
         "bounce/pool/depot.rs:1",
-        "core.rs:1 < domain/space/endings.rs:2",
+        "core.rs:1 < domain/space/unmaps.rs:2",
         "a.rs:1 < b.rs:2",
         "",
     ]

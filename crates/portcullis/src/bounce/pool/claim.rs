@@ -45,7 +45,7 @@ impl<M: Mapper, P: Platform, C: CopyMemory> Claim<'_, M, P, C> {
         let is_entered = pool.with_singles(|map| {
             *freed = None;
             if map.noted(single.range).is_some() {
-                drop(pool.domain.changing(single.range));
+                pool.domain.lose(single.range.len());
                 return false;
             }
             map.insert(entry);
@@ -217,7 +217,7 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
         // SAFETY: the buffers came from `alloc` (`free`, 1). Its unmap is confirmed, or it was never mapped (`free`, 2).
         unsafe { self.free_pieces(&single.parts.buffers) };
         if !lost {
-            self.domain.take_back(changing);
+            changing.free();
         }
     }
 
@@ -251,7 +251,7 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
     /// For a pool's end that was not confirmed: leaks the addresses of all that is left.
     pub(super) fn lose_singles(&self) {
         while let Some(entry) = self.singles.with(Map::pop_first) {
-            drop(self.domain.changing(entry.single.range));
+            self.domain.lose(entry.single.range.len());
         }
     }
 }

@@ -64,7 +64,6 @@ pub use config::{Attributes, DeviceProfile, PoolConfig, PoolUsage};
 pub use device::BounceDevice;
 
 pub use mapping::{PoolMapping, Way};
-pub(crate) use own::Rule;
 pub(crate) use slot::Toward;
 pub(crate) use split::Cut;
 

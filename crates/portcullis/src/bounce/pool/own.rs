@@ -13,7 +13,7 @@ use super::slot::Toward;
 use super::split::Cut;
 use crate::addr::{Iova, IovaRange, PhysSegment};
 use crate::bounce::error::{DmaMapError, DmaUnmapError, inside};
-use crate::domain::{AtomicPolicy, Ending as HowItEnds, Fate, MapListError, UnmapError};
+use crate::domain::{Fate, MapListError, Rule};
 use crate::heap::{OutOfMemory, Shared};
 use crate::invalidation::Gather;
 use crate::mapper::Mapper;
@@ -21,14 +21,6 @@ use crate::platform::{CopyMemory, Platform};
 use crate::sync::{Ordering, fence};
 
 pub(super) type Taken<'a, M, P, C> = (Claim<'a, M, P, C>, Shared<Single>);
-
-/// How a direct mapping ends. (Mappings with buffers end strictly, as the buffers go back to an allocator.)
-#[derive(Debug, Clone, Copy)]
-pub(crate) enum Rule<'a> {
-    /// By the policy of its device, which is read when it ends; by the domain's, if the device has none.
-    Policy(Option<&'a AtomicPolicy>),
-    Strictly,
-}
 
 impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
     /// Maps through buffers of the mapping's own: all of it; or, with a `cut`, only the ends. The list then has more than a granule, its pieces
@@ -161,8 +153,8 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
             claim.done();
             return Ok(single);
         };
-        let is_lost = failed.remains.addresses() == Fate::Lost;
-        if failed.remains.reachable {
+        let is_lost = failed.addresses == Fate::Lost;
+        if failed.is_reachable {
             // A device may have cached entries for the buffers: a later trim frees them.
             claim.set(start, Phase::Unconfirmed, is_lost);
             claim.done();
@@ -178,7 +170,7 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
     fn wait_for_trim(&self, single: &Single) {
         let open = single.range.len().saturating_sub(single.parts.buffer_bytes());
         if open > 0 {
-            self.domain.leave_open(open);
+            self.domain.hold(open, None);
         }
         self.look_later();
     }
@@ -198,7 +190,7 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
             // SAFETY: clauses 1 to 3 are the caller's, for this mapping.
             return unsafe { self.end_single(rule, claim, &single) };
         }
-        Ok(self.end_direct(rule, range, range.len().saturating_sub(len))?)
+        Ok(self.domain.end(range, range.len().saturating_sub(len), rule, |_| ())?)
     }
 
     /// Claims the mapping of `len` bytes at `iova`, in the granules `range`; of `group`, if one is given. `None` if the map has none of these
@@ -223,13 +215,6 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
         found.map(|_| None)
     }
 
-    fn end_direct(&self, rule: Rule<'_>, range: IovaRange, neighbours: u64) -> Result<(), UnmapError> {
-        match rule {
-            Rule::Policy(exception) => self.domain.end(range, HowItEnds { neighbours, exception }, |_| ()),
-            Rule::Strictly => self.domain.end_now(range, neighbours, |_| ()),
-        }
-    }
-
     /// Ends a mapping of the map, which `claim` owns.
     ///
     /// # Safety
@@ -246,7 +231,7 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
             let changing = claim.forget(start);
             changing.done();
             claim.done();
-            return Ok(self.end_direct(rule, single.range, single.parts.neighbours)?);
+            return Ok(self.domain.end(single.range, single.parts.neighbours, rule, |_| ())?);
         }
         // SAFETY: clauses 1 to 3 are the caller's.
         unsafe { self.end_parts(claim, single, true) }

@@ -196,9 +196,9 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
                 populating.index = None;
                 Ok(())
             }
-            Err(LinkFailed { error, remains }) => {
-                let is_lost = remains.addresses() == Fate::Lost;
-                if remains.reachable {
+            Err(LinkFailed { error, is_reachable, addresses }) => {
+                let is_lost = addresses == Fate::Lost;
+                if is_reachable {
                     // A device may have cached an entry for the buffer.
                     slot.set_phase(if is_lost { Phase::Lost } else { Phase::Retired });
                 } else {
@@ -210,14 +210,14 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
                 self.with_depot(class, |depot| {
                     populating.index = None;
                     depot.lost += u64::from(is_lost);
-                    if remains.reachable {
+                    if is_reachable {
                         depot.gained(1);
                         depot.retired.push(&self.slots, index);
                     } else if !is_lost {
                         depot.put_empty(&self.slots, index);
                     }
                 });
-                if remains.reachable {
+                if is_reachable {
                     self.look_later();
                 }
                 Err(error.into())

@@ -8,11 +8,11 @@ use super::client::Request;
 use super::layout::Place;
 use super::mapping::{PoolMapping, Way};
 use super::memory::copy_pieces;
-use super::own::Rule;
 use super::slot::{CPU_BYTES, Phase, Pieces, Slot, Terms, Toward};
 use crate::addr::{Direction, Iova, PhysAddr, PhysSegment};
 use crate::bounce::error::{DmaMapError, DmaUnmapError};
 use crate::broken::broken;
+use crate::domain::Rule;
 use crate::heap::boxed;
 use crate::mapper::Mapper;
 use crate::platform::{CopyMemory, LocalCpu, Platform};
@@ -124,7 +124,7 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
         unsafe { self.unmap_by(Rule::Policy(None), iova, len) }
     }
 
-    /// As [`unmap`](Self::unmap), but a direct mapping ends by `rule`.
+    /// As [`unmap`](Self::unmap), but a direct mapping ends by `rule`. (One with buffers ends strictly, as these go back to an allocator.)
     ///
     /// # Safety
     /// As [`unmap`](Self::unmap).

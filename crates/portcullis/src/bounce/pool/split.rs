@@ -85,7 +85,7 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
         let single = unsafe { self.enter_single(request, (list, bytes), parts) }?;
         // If a call below panics, the addresses leak: nobody owns them yet.
         let changing = self.domain.changing(single.range);
-        self.domain.settle(Tally { maps: 1, ..Tally::default() });
+        self.domain.count_tally(Tally { maps: 1, ..Tally::default() });
         self.domain.count_neighbours(neighbours.cast_signed());
         changing.done();
         Ok(PoolMapping { iova: single.iova(), len: span, way: Way::Direct, list: Some((list, granule)) })
@@ -119,7 +119,7 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
         let mut gather = Gather::new();
         let _ = self.unlink(changing.range(), &mut gather);
         if let Err(error) = self.confirm(&gather) {
-            self.domain.leave_open(changing.range().len());
+            self.domain.hold(changing.range().len(), None);
             return Err(MapListError::Unconfirmed { error }.into());
         }
         Ok(())

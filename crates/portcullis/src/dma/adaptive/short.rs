@@ -7,9 +7,10 @@ use super::AdaptiveRing;
 use super::book::class_of;
 use crate::addr::{Direction, DmaSegment, Iova, IovaRange, PhysSegment};
 use crate::bounce::error::{DmaMapError, DmaUnmapError};
-use crate::bounce::pool::{Attributes, PoolMapping, Rule};
+use crate::bounce::pool::{Attributes, PoolMapping};
 use crate::dma::RawMapping;
 use crate::dma::mapping::{Choice, Kind};
+use crate::domain::Rule;
 use crate::mapper::Mapper;
 use crate::platform::{CopyMemory, Platform};
 

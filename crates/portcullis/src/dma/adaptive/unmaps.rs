@@ -2,9 +2,9 @@
 
 use super::AdaptiveRing;
 use super::book::Half;
-use crate::bounce::pool::Rule;
 use crate::dma::mapping::Kind;
 use crate::dma::{Ended, NotUnmapped, RawMapping};
+use crate::domain::Rule;
 use crate::mapper::Mapper;
 use crate::platform::{CopyMemory, Platform};
 

@@ -11,7 +11,7 @@ use crate::bounce::pool::Toward;
 use crate::dma::Choice;
 use crate::dma::Machine;
 use crate::dma::adaptive::Half;
-use crate::domain::{Ending, UnmapError};
+use crate::domain::{Rule, UnmapError};
 use crate::platform::LocalCpu;
 use crate::sync::{Ordering, fence};
 
@@ -166,8 +166,8 @@ impl<X: Machine> DmaOps<X> {
     #[inline(always)]
     pub(super) fn close(&self, entry: Entry, counted: impl Fn(&LocalCpu<'_>)) -> Result<(), UnmapError> {
         let Entry { range, neighbours, lasting, .. } = entry;
-        let exception = Some(if lasting { &self.strictly } else { &self.policy });
-        self.domain.end(range, Ending { neighbours, exception }, counted)
+        let rule = if lasting { Rule::Strictly } else { Rule::Policy(Some(&self.policy)) };
+        self.domain.end(range, neighbours, rule, counted)
     }
 
     /// Copies the device's writes to `len` bytes at `at`, anywhere inside a mapping, to the CPU's buffer. A mapping that is not copied costs a fence,

@@ -12,7 +12,7 @@ use crate::dma::Machine;
 use crate::dma::adaptive::Half;
 use crate::dma::device::bytes_of;
 use crate::dma::layout::view_apart;
-use crate::domain::{MapListError, UnmapError};
+use crate::domain::{MapListError, Rule, UnmapError};
 use crate::invalidation::InvalidationError;
 use crate::platform::LocalCpu;
 use crate::sync::Ordering;
@@ -329,7 +329,7 @@ impl<X: Machine> DmaOps<X> {
     #[inline(never)]
     fn undo(&self, range: IovaRange, bytes: (u64, u64), why: NotNoted) -> DmaMapError {
         self.count(|counts, alone| counts.refused(alone, bytes));
-        undone(self.domain.end_now(range, bytes.1, |_| ()), self.book.error(why, bytes.0))
+        undone(self.domain.end(range, bytes.1, Rule::Strictly, |_| ()), self.book.error(why, bytes.0))
     }
 }
 

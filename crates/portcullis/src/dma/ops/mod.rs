@@ -51,7 +51,7 @@ use self::words::Near;
 use super::{Clock, Machine};
 use crate::addr::Iova;
 use crate::bounce::pool::{BouncePool, Client, DeviceProfile};
-use crate::domain::{AtomicPolicy, Domain, Policy, PolicyError};
+use crate::domain::{AtomicPolicy, Domain, PolicyError};
 use crate::heap::{Shared, write_fields};
 use crate::invalidation::InvalidationError;
 use crate::mapper::Mapper;
@@ -74,7 +74,6 @@ pub struct DmaOps<X: Machine> {
     /// The policy for mappings that are not copied.
     policy: AtomicPolicy,
     /// Always strict: for lasting mappings.
-    strictly: AtomicPolicy,
     book: Book,
     /// With a pool.
     chooser: Option<(Chooser, Clock)>,
@@ -168,7 +167,6 @@ impl<X: Machine> DmaOps<X> {
                 offset_mask: AtomicU64::new(profile.offset_mask),
                 config: AtomicConfig::new(config),
                 policy: AtomicPolicy::new(Some(config.policy())),
-                strictly: AtomicPolicy::new(Some(Policy::Strict)),
                 book: Book::new(last, domain.granule(), near),
                 chooser: chooser,
                 counts: counts,

@@ -179,7 +179,7 @@ impl<X: Machine> DmaDomain<X> {
             Some(clock) => boxed(move || clock())?,
             None => {
                 let domain = self.parts.domain.clone();
-                boxed(move || domain.now_ns())?
+                boxed(move || domain.platform().now_ns())?
             }
         })
     }

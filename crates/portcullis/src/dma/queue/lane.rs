@@ -3,12 +3,12 @@
 
 use super::{DmaMapError, DmaUnmapError, Machine};
 use crate::addr::{Direction, DmaSegment, IovaRange, PhysSegment};
-use crate::bounce::pool::{Attributes, Rule, Toward};
+use crate::bounce::pool::{Attributes, Toward};
 use crate::dma::machine::DeviceOf;
 use crate::dma::mapping::Kind;
 use crate::dma::told::Told;
 use crate::dma::{Ended, NotUnmapped, RawMapping};
-use crate::domain::{MapListError, UnmapError};
+use crate::domain::{MapListError, Rule, UnmapError};
 
 pub(super) type Unmapped = Result<Ended<(), ()>, NotUnmapped<RawMapping>>;
 

@@ -12,7 +12,7 @@ use crate::dma::machine::{AdaptiveOf, BatchOf, CopyingOf, RingOf};
 use crate::dma::mapping::Kind;
 use crate::dma::told::Told;
 use crate::dma::{Ended, NotUnmapped, RawMapping};
-use crate::domain::{MapListError, UnmapError};
+use crate::domain::{MapListError, Rule, UnmapError};
 
 pub(super) struct Direct;
 
@@ -152,7 +152,7 @@ impl<X: Machine> Lane<X> for RingOf<X> {
             return self.unmap(mapping);
         }
         let Some(range) = queue.pages(&mapping) else { return Ok(Ended::Done(())) };
-        let ended = queue.device.domain().end_now(range, mapping.beside(), |_| ());
+        let ended = queue.device.domain().end(range, mapping.beside(), Rule::Strictly, |_| ());
         queue.ended(ended)
     }
 

@@ -46,7 +46,7 @@ impl<M: Mapper, P: Platform> StrictRing<M, P> {
             }
             let tally = core::mem::take(&mut self.tally);
             let closed = core::mem::take(&mut self.closing);
-            domain.settle(Tally { unmaps: tally.unmaps + unmaps as u64, closed, ..tally });
+            domain.count_tally(Tally { unmaps: tally.unmaps + unmaps as u64, closed, ..tally });
         }
         Ok(self.told.commit(unmaps))
     }
@@ -79,8 +79,7 @@ impl<M: Mapper, P: Platform> StrictRing<M, P> {
 
     #[cold]
     pub(super) fn refused(&mut self, range: IovaRange, failed: LinkFailed) -> DmaMapError {
-        let LinkFailed { error, remains } = failed;
-        match remains.addresses() {
+        match failed.addresses {
             Fate::Lost => {}
             Fate::Held => self.unconfirmed.push(range),
             Fate::Free => {
@@ -90,7 +89,7 @@ impl<M: Mapper, P: Platform> StrictRing<M, P> {
                 }
             }
         }
-        error.into()
+        failed.error.into()
     }
 
     /// Clears the waiting ranges, adjacent ones together.

@@ -67,7 +67,7 @@ impl<M: Mapper, P: Platform> StrictRing<M, P> {
         let link = |range| {
             let torn = Guard::new(|| hold(waiting, range));
             // SAFETY: `link`'s clauses are the caller's clause 1; the arena owns the range.
-            let linked = unsafe { domain.link_list_fast(range, list, direction.permissions().into()) };
+            let linked = unsafe { domain.link_fast::<false>(range, list, direction.permissions().into()) };
             torn.done();
             linked
         };

@@ -244,11 +244,11 @@ impl<M: Mapper, P: Platform> StrictRing<M, P> {
         phys.checked_add(NonZeroU64::new(len)?.get() - 1)?;
         let bytes = granule.round_up(offset.checked_add(len)?)?;
         let (domain, waiting) = (self.device.domain(), &mut self.waiting);
-        let page = phys.align_down(granule);
         let link = |range| {
             let torn = Guard::new(|| hold(waiting, range));
             // SAFETY: `link`'s clauses are the caller's clause 1, for all granules that the memory touches; the arena owns the range.
-            let linked = unsafe { domain.link_fast(range, page, direction.permissions().into()) };
+            let linked =
+                unsafe { domain.link_fast::<true>(range, &[segment], direction.permissions().into()) };
             torn.done();
             linked
         };
@@ -287,15 +287,13 @@ impl<M: Mapper, P: Platform> Drop for StrictRing<M, P> {
         let ended = self.commit();
         let Some((arena, changing)) = self.arena.take().zip(changing) else { return };
         if ended.is_err() {
-            device.domain().settle(core::mem::take(&mut self.tally));
+            device.domain().count_tally(core::mem::take(&mut self.tally));
             // Open until a flush is confirmed. This counts all reserved bytes, of which some may not be mapped.
             let bytes = arena.in_use();
             drop(changing);
-            return device.domain().leave_open(bytes);
+            return device.domain().hold(bytes, None);
         }
-        let bytes = changing.done().len();
-        if device.domain().release_ring(arena).is_err() {
-            device.domain().lose(bytes);
-        }
+        changing.done();
+        device.domain().free_ring(arena);
     }
 }

@@ -85,12 +85,12 @@ impl<M: Mapper, P: Platform> StrictRing<M, P> {
         self.tally.maps += 1;
         if neighbours > 0 {
             if self.tally.opened == 0 {
-                self.tally.since_ns = self.device.domain().now_ns();
+                self.tally.since_ns = self.device.domain().platform().now_ns();
             }
             self.tally.opened += neighbours;
         }
         if self.tally.maps >= self.batch as u64 {
-            self.device.domain().settle(core::mem::take(&mut self.tally));
+            self.device.domain().count_tally(core::mem::take(&mut self.tally));
         }
         torn.done();
     }

@@ -1,43 +1,105 @@
-//! The life of addresses as tokens, from one allocation to the next. *Unmapped means unreachable* is decided here: addresses become free
-//! only out of a token that says that nothing is mapped at them.
+//! The life of a domain's addresses, from an allocation to a free. *Unmapped means unreachable* is decided here: addresses are handed out to one
+//! caller each, and are free again only if nothing is mapped at them and hardware has nothing of them cached.
 //!
 //! ```text
-//!   reserve --> Reserved --link--> Linked --unlink--> Unlinked --(confirmed)--> free
+//!   alloc --> Reserved --link--> Linked --unlink--> Unlinked --(confirmed)--> free
 //! ```
-//! If the mapper refuses a list half-way, the token says what becomes of its addresses:
+//! If a list is refused half-way, or an unmap fails, this becomes of the addresses:
 //!
 //! | at the addresses is | so they are |
 //! |---|---|
 //! | nothing | free |
 //! | nothing, but the hardware did not confirm it | held until it does, and so is the memory |
-//! | another caller's translation | leaked: never used again |
-//!
-//! Tokens are not copied. A dropped token (a call below may have panicked) leaks and counts its addresses, and a mapping there can still be
-//! unlinked ([`Linked::from_lost`]). A forgotten token (`mem::forget`) leaks them uncounted.
-//!
-//! The caller keeps the order of the steps: tokens do not know which gather was confirmed. If a caller frees addresses before their unlink
-//! is confirmed, the device of the next mapping there may reach the memory of this one. That memory is still the caller's by the contract
-//! of [`Reserved::link`], so no other memory is reached, but the I/O of the next mapping goes astray.
+//! | another caller's translation, or what the mapper could not remove | leaked: never used again |
+//! | it is unknown what, as a call below has panicked | leaked |
 
-use core::fmt;
+use alloc::vec::Vec;
 
-use super::{Changing, Domain};
-use crate::addr::{Iova, IovaRange, PhysSegment};
-use crate::domain::{MapListError, Pieces};
-use crate::invalidation::{Gather, InvalidationError};
-use crate::iova::IovaError;
+use super::Domain;
+use crate::addr::{Iova, IovaRange};
+use crate::domain::MapListError;
+use crate::guard::Guard;
+use crate::invalidation::{Gather, SLICE};
+use crate::iova::{ArenaError, IovaError, Own, RingArena, RingConfig};
 use crate::mapper::Mapper;
-use crate::pgtable::{Attributes, Unmapped};
-use crate::platform::Platform;
+use crate::platform::{LocalCpu, Platform};
+use crate::sync::Ordering;
 
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct Remains {
-    /// A device may still reach a part of the list: the memory is held until the hardware confirms.
-    pub reachable: bool,
-    /// Another caller's translation is at the addresses.
-    pub occupied: bool,
+/// Addresses whose translations are being changed, or those of a token. Dropping it leaks and counts them, unless they have leaked: a call below
+/// has panicked, and what is mapped there is unknown. Its holder calls [`done`](Self::done) once the outcome is known.
+///
+/// Guards like this one and [`Unsure`] cost nothing without a panic: they are dropped inline, and need no memory. They call neither the mapper nor
+/// its queue, which may panic again.
+#[must_use = "dropping it gives the addresses up"]
+pub(crate) struct Changing<'a, M: Mapper, P: Platform> {
+    pub(super) domain: &'a Domain<M, P>,
+    pub(super) range: IovaRange,
+    /// They have leaked, and are counted.
+    pub(super) is_lost: bool,
 }
 
+impl<M: Mapper, P: Platform> Changing<'_, M, P> {
+    pub(crate) fn range(&self) -> IovaRange {
+        self.range
+    }
+
+    #[inline]
+    pub(crate) fn done(self) -> IovaRange {
+        let range = self.range;
+        core::mem::forget(self);
+        range
+    }
+
+    /// Leaks and counts the addresses now.
+    pub(super) fn lost(self) -> Self {
+        let (domain, range) = (self.domain, self.range);
+        drop(self);
+        Self { domain, range, is_lost: true }
+    }
+
+    /// Frees the addresses, of which devices are confirmed to reach nothing; unless they have leaked. Counts no unmap.
+    pub(crate) fn free(self) {
+        let domain = self.domain;
+        if !self.is_lost {
+            domain.with_turn(|_, own| domain.give_back(own, self.done()));
+        }
+    }
+
+    /// [Holds](Domain::hold) the addresses until a later flush is confirmed. If they have leaked, their bytes count as exposed until then.
+    pub(crate) fn hold(self) {
+        self.domain.hold(self.range.len(), Some(self));
+    }
+}
+
+impl<M: Mapper, P: Platform> Drop for Changing<'_, M, P> {
+    #[inline]
+    fn drop(&mut self) {
+        if !self.is_lost {
+            self.domain.lose(self.range.len());
+        }
+    }
+}
+
+/// A gather while translations are being changed. Dropping it makes the gather everything, as the extent of the change is unknown.
+pub(super) struct Unsure<'a>(pub &'a mut Gather);
+
+impl Unsure<'_> {
+    #[inline]
+    pub(super) fn done(self) {
+        core::mem::forget(self);
+    }
+}
+
+impl Drop for Unsure<'_> {
+    // Out of line, so that no caller has a second gather on its stack.
+    #[cold]
+    #[inline(never)]
+    fn drop(&mut self) {
+        *self.0 = Gather::everything();
+    }
+}
+
+/// What becomes of the addresses at which a list was refused: the table above.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Fate {
     Free,
@@ -46,332 +108,163 @@ pub(crate) enum Fate {
     Lost,
 }
 
-impl Remains {
-    pub(crate) fn addresses(self) -> Fate {
-        match self {
-            Self { occupied: true, .. } => Fate::Lost,
-            Self { reachable: true, .. } => Fate::Held,
-            Self { .. } => Fate::Free,
-        }
-    }
-}
-
-/// A list could not be entered into a range that its caller owns. What is still `reachable` was added to the caller's gather.
+/// A list could not be entered into a range that its caller owns.
 pub(crate) struct LinkFailed {
     pub error: MapListError,
-    pub remains: Remains,
+    /// A device may still reach a part of the list: the memory is held until the hardware confirms. It was added to the caller's gather.
+    pub is_reachable: bool,
+    pub addresses: Fate,
 }
 
 impl LinkFailed {
-    #[cold]
-    pub(super) fn refuse<M: Mapper, P: Platform>(self, addresses: Changing<'_, M, P>) -> Refused<'_, M, P> {
-        let Self { error, remains } = self;
-        let unlinked = Unlinked::new(addresses, remains.addresses() == Fate::Lost);
-        Refused { error, unlinked, is_confirmed: !remains.reachable }
+    /// `is_occupied` says that another caller's translation is at the addresses.
+    pub(super) fn new(error: MapListError, is_reachable: bool, is_occupied: bool) -> Self {
+        let addresses = match (is_occupied, is_reachable) {
+            (true, _) => Fate::Lost,
+            (false, true) => Fate::Held,
+            (false, false) => Fate::Free,
+        };
+        Self { error, is_reachable, addresses }
+    }
+}
+
+impl<M: Mapper, P: Platform> Domain<M, P> {
+    /// Guards `range` until [`done`](Changing::done): a call may have mapped any part of it, or none.
+    #[inline]
+    pub(crate) fn changing(&self, range: IovaRange) -> Changing<'_, M, P> {
+        Changing { domain: self, range, is_lost: false }
+    }
+
+    /// Takes addresses for `len` bytes. Calls `guarded` on the CPU on which they are taken, and returns its result, which guards them from
+    /// then on. If addresses are exhausted, flushes and takes back all deferred ranges, once.
+    #[inline(always)]
+    pub(super) fn alloc<T>(
+        &self,
+        len: u64,
+        limit: Iova,
+        guarded: impl Fn(Option<&LocalCpu<'_>>, IovaRange) -> T + Copy,
+    ) -> Result<T, IovaError> {
+        match self.space.alloc_fast(&self.platform, (len, limit), guarded) {
+            Some(taken) => Ok(taken),
+            None => self.alloc_slowly(len, limit, guarded),
+        }
     }
 
     #[cold]
     #[inline(never)]
-    pub(super) fn end<M: Mapper, P: Platform>(self, addresses: Changing<'_, M, P>) -> MapListError {
-        self.refuse(addresses).end()
-    }
-}
-
-/// Addresses of a domain at which nothing is mapped. Dropping it leaks them, and [counts](crate::domain::DomainStats::lost_iova_bytes)
-/// them.
-#[must_use = "dropping it loses the addresses"]
-pub struct Reserved<'d, M: Mapper, P: Platform>(Changing<'d, M, P>);
-
-/// Addresses of a domain at which a list of memory is mapped. Dropping it leaves the memory mapped, and leaks and counts the addresses:
-/// [`from_lost`](Self::from_lost) leads back to it.
-#[must_use = "dropping it leaves the memory mapped"]
-pub struct Linked<'d, M: Mapper, P: Platform> {
-    domain: &'d Domain<M, P>,
-    range: IovaRange,
-    /// `None` if they leaked before.
-    addresses: Option<Changing<'d, M, P>>,
-    /// After an incomplete unlink: bytes that were removed, and bytes that could not be.
-    removed: u64,
-    kept: u64,
-}
-
-/// Addresses of a domain whose translations are removed, while devices may still use cached ones. Dropping it leaks the addresses. If
-/// another caller's translation was found there, they have already leaked and been counted.
-#[must_use = "dropping it loses the addresses"]
-pub struct Unlinked<'d, M: Mapper, P: Platform> {
-    domain: &'d Domain<M, P>,
-    range: IovaRange,
-    addresses: Option<Changing<'d, M, P>>,
-}
-
-/// A refused list, and its addresses.
-#[must_use = "dropping it loses the addresses"]
-pub struct Refused<'d, M: Mapper, P: Platform> {
-    /// Why.
-    pub error: MapListError,
-    /// The addresses, at which nothing of the list is mapped.
-    pub unlinked: Unlinked<'d, M, P>,
-    /// Whether it is confirmed that devices reach nothing of the list. If not, the gather has what is to be confirmed.
-    pub is_confirmed: bool,
-}
-
-macro_rules! debug {
-    ($($token:ident),*) => {$(
-        impl<M: Mapper, P: Platform> fmt::Debug for $token<'_, M, P> {
-            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.debug_tuple(stringify!($token)).field(&self.range()).finish()
+    fn alloc_slowly<T>(
+        &self,
+        len: u64,
+        limit: Iova,
+        guarded: impl Fn(Option<&LocalCpu<'_>>, IovaRange) -> T,
+    ) -> Result<T, IovaError> {
+        let may_wait = !self.is_at_once();
+        let alloc = || self.space.alloc_guarded(&self.platform, (len, limit), may_wait, &guarded);
+        match alloc() {
+            Err(IovaError::Exhausted { .. }) if may_wait => {
+                // Even if this flush fails, ranges of earlier ones are free.
+                let _ = self.flush_pending();
+                self.reclaim_deferred(None);
+                alloc()
+            }
+            result => {
+                if matches!(result, Err(IovaError::Exhausted { .. })) {
+                    self.want_maintenance();
+                }
+                result
             }
         }
-    )*};
-}
-
-debug!(Reserved, Linked, Unlinked);
-
-impl<M: Mapper, P: Platform> fmt::Debug for Refused<'_, M, P> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        fmt::Debug::fmt(&self.error, f)
-    }
-}
-
-impl<M: Mapper, P: Platform> fmt::Display for Refused<'_, M, P> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        fmt::Display::fmt(&self.error, f)
-    }
-}
-
-impl<M: Mapper, P: Platform> core::error::Error for Refused<'_, M, P> {}
-
-impl<M: Mapper, P: Platform> Domain<M, P> {
-    /// Takes addresses for `len` bytes, whole granules as [`pages_of`](Self::pages_of) counts them, at or below `limit`. O(1) from the
-    /// CPU's cache; otherwise a search of the address space.
-    ///
-    /// Context: a search may allocate; if addresses are exhausted it flushes and searches again, which waits for hardware. The caller holds
-    /// no lock and no CPU.
-    ///
-    /// # Errors
-    /// [`IovaError`]: nothing is taken.
-    pub fn reserve(&self, len: u64, limit: Iova) -> Result<Reserved<'_, M, P>, IovaError> {
-        self.alloc(len, limit, |_, range| self.changing(range)).map(Reserved)
     }
 
-    /// Waits until devices do not reach what is in `gather`: one submission. Context: waits for hardware. The caller holds no lock and no
-    /// CPU.
-    ///
-    /// # Errors
-    /// [`InvalidationError`]: devices may still reach it.
-    pub fn confirm(&self, gather: &Gather) -> Result<(), InvalidationError> {
-        self.mapper.sync(gather)
-    }
-}
-
-impl<'d, M: Mapper, P: Platform> Reserved<'d, M, P> {
-    /// The addresses.
-    pub fn range(&self) -> IovaRange {
-        self.0.range()
+    /// Calls `f` with a CPU, if there is one, and with that CPU's cache of addresses in an exclusive section, if it is not revoked.
+    pub(super) fn with_turn<R>(&self, f: impl FnOnce(Option<&LocalCpu<'_>>, Option<Own<'_>>) -> R) -> R {
+        self.platform.with_cpu(|cpu| self.space.with_own(cpu, |_, own| f(cpu, own)))
     }
 
-    /// Returns the addresses, for a caller that records them and later calls [`from_range`](Self::from_range).
-    pub fn into_range(self) -> IovaRange {
-        self.0.done()
-    }
-
-    /// An empty list of pieces for these addresses: [link](Self::link) its [list](Pieces::list). O(1).
-    pub fn pieces(&self) -> Pieces {
-        Pieces::new(self.range(), self.0.domain.granule())
-    }
-
-    /// The same addresses, for an owner that maps parts of them repeatedly: no other caller's unmap of parts frees them.
-    pub(crate) fn divided(self) -> Self {
-        Self(self.0.domain.divided(self.0))
-    }
-
-    /// The token of addresses of `domain` that [`into_range`](Self::into_range) has returned. The caller guarantees this; it is not
-    /// checked. With other addresses, [`free`](Self::free) could hand out a range at which another caller's memory is mapped: the next map
-    /// there is refused, and the addresses leak.
-    pub fn from_range(domain: &'d Domain<M, P>, range: IovaRange) -> Self {
-        Self(domain.changing(range))
-    }
-
-    /// Maps the pages of `list` there, exactly as many as were reserved. Costs one walk for each leaf table and one store for each entry.
-    ///
-    /// Context: may allocate page tables. Waits for hardware only if a list is undone, if memory for tables is exhausted, and if the mapper
-    /// waits for each map, as [`Domain::map`] says. If a call below panics, the memory may stay mapped for the life of the domain. The
-    /// caller holds no lock and no CPU.
-    ///
-    /// # Errors
-    /// [`Refused`]: nothing of the list is mapped. What is not confirmed of it is added to `unconfirmed`.
-    ///
-    /// # Safety
-    /// As for [`Domain::map`], clauses 1 to 3. The mapping lasts until its [unlink](Linked::unlink) is [confirmed](Domain::confirm); after
-    /// an error that is not [confirmed](Refused::is_confirmed), until `unconfirmed` is.
-    pub unsafe fn link(
-        self,
-        list: &[PhysSegment],
-        attributes: impl Into<Attributes>,
-        unconfirmed: &mut Gather,
-    ) -> Result<Linked<'d, M, P>, Refused<'d, M, P>> {
-        match self.0.domain.pages_of(list) {
-            // SAFETY: clauses 1 to 3 are the caller's, and the list is checked.
-            Ok(_) => unsafe { self.link_checked(list, attributes.into(), unconfirmed) },
-            Err(error) => Err(Refused { error, unlinked: Unlinked::new(self.0, false), is_confirmed: true }),
-        }
-    }
-
-    /// As [`link`](Self::link), for a list that [`pages_of`](Domain::pages_of) has checked.
-    ///
-    /// # Safety
-    /// As for [`link`](Self::link).
     #[inline]
-    unsafe fn link_checked(
-        self,
-        list: &[PhysSegment],
-        attributes: Attributes,
-        unconfirmed: &mut Gather,
-    ) -> Result<Linked<'d, M, P>, Refused<'d, M, P>> {
-        let Self(addresses) = self;
-        let (domain, range) = (addresses.domain, addresses.range());
-        // SAFETY: clauses 1 to 3 are the caller's; the token owns the range.
-        match unsafe { domain.link(range, list, attributes, Some(unconfirmed)) } {
-            Ok(()) => {
-                domain.platform.with_cpu(|cpu| domain.books.of(cpu).add(|book| &book.maps, 1));
-                Ok(Linked { domain, range, addresses: Some(addresses), removed: 0, kept: 0 })
-            }
-            Err(failed) => Err(failed.refuse(addresses)),
+    pub(super) fn give_back(&self, own: Option<Own<'_>>, range: IovaRange) {
+        if !own.is_some_and(|own| self.space.put(own, range)) {
+            self.give_back_any(own, range);
         }
     }
 
-    /// Frees the addresses. Cost and context as for [`Unlinked::free`].
-    pub fn free(self) {
-        Unlinked::new(self.0, false).free();
-    }
-}
-
-impl<'d, M: Mapper, P: Platform> Refused<'d, M, P> {
-    /// Frees the addresses, or holds them until a later flush is confirmed. Returns why the list was refused. Context: does not wait for
-    /// hardware. The caller holds no lock and no CPU.
+    /// The slow path of [`give_back`](Self::give_back), also for a part of a mapping, which is freed with the rest.
     #[cold]
-    pub fn end(self) -> MapListError {
-        let Self { error, unlinked, is_confirmed } = self;
-        if is_confirmed {
-            unlinked.free()
-        } else {
-            unlinked.quarantine()
-        }
-        error
-    }
-}
-
-impl<'d, M: Mapper, P: Platform> Linked<'d, M, P> {
-    /// The addresses.
-    pub fn range(&self) -> IovaRange {
-        self.range
-    }
-
-    /// Bytes that the last [unlink](Self::unlink) could not remove: devices still reach them. 0 before any.
-    pub fn kept(&self) -> u64 {
-        self.kept
-    }
-
-    /// Returns the addresses, at which the memory stays mapped, for a caller that records them and later calls
-    /// [`from_range`](Self::from_range).
-    #[inline]
-    pub fn into_range(self) -> IovaRange {
-        self.addresses.map_or(self.range, Changing::done)
-    }
-
-    /// The token of addresses of `domain` that [`into_range`](Self::into_range) has returned. The caller guarantees this; it is not
-    /// checked.
-    pub fn from_range(domain: &'d Domain<M, P>, range: IovaRange) -> Self {
-        Self { domain, range, addresses: Some(domain.changing(range)), removed: 0, kept: 0 }
-    }
-
-    /// Recreates the token of addresses of `domain` whose token was dropped while memory was mapped there, by a panic for example. They
-    /// have leaked, and are counted: [`unlink`](Self::unlink) removes what is mapped there, but does not free or count them again. The
-    /// caller guarantees this; it is not checked.
-    pub fn from_lost(domain: &'d Domain<M, P>, range: IovaRange) -> Self {
-        Self { domain, range, addresses: None, removed: 0, kept: 0 }
-    }
-
-    /// Removes the translations, and adds them to `gather`. Devices may reach the memory until `gather` is [confirmed](Domain::confirm). If
-    /// another caller has removed a part of them, `gather` becomes everything, and the addresses [leak](Unlinked::is_lost).
-    ///
-    /// Counts an unmap if it has removed all, and the addresses have not leaked. Costs one walk for each leaf table and one store for each
-    /// entry.
-    ///
-    /// Context: does not wait or allocate for exactly what one `link` mapped. A part of a large page splits the page first, which may do
-    /// both (see [`Mapper::unmap`]). The caller holds no lock and no CPU.
-    ///
-    /// # Errors
-    /// The token itself: a part is still linked, as a large page could not be split, for want of memory for example. Devices still reach
-    /// the [kept](Self::kept) bytes. The removed ones are in `gather`; unlink the rest again.
-    pub fn unlink(self, gather: &mut Gather) -> Result<Unlinked<'d, M, P>, Self> {
-        let Self { domain, range, addresses, removed, .. } = self;
-        let Unmapped { bytes, kept, .. } = domain.unlink(range, gather);
-        let removed = removed.saturating_add(bytes);
-        if kept > 0 {
-            return Err(Self { domain, range, addresses, removed, kept });
-        }
-        let Some(addresses) = addresses else {
-            return Ok(Unlinked { domain, range, addresses: None });
-        };
-        if removed == range.len() {
-            domain.platform.with_cpu(|cpu| domain.books.of(cpu).add(|book| &book.unmaps, 1));
-            return Ok(Unlinked { domain, range, addresses: Some(addresses) });
-        }
-        // Another caller has removed the rest, and ended that part of the addresses.
-        addresses.done();
-        domain.lose_rest(range, removed);
-        Ok(Unlinked { domain, range, addresses: None })
-    }
-}
-
-impl<'d, M: Mapper, P: Platform> Unlinked<'d, M, P> {
-    fn new(addresses: Changing<'d, M, P>, is_lost: bool) -> Self {
-        let (domain, range) = (addresses.domain, addresses.range());
-        Self { domain, range, addresses: (!is_lost).then_some(addresses) }
-    }
-
-    /// The addresses.
-    pub fn range(&self) -> IovaRange {
-        self.range
-    }
-
-    /// Whether the addresses have leaked: another caller's translation was found there, or another caller has removed a part of this one.
-    pub fn is_lost(&self) -> bool {
-        self.addresses.is_none()
-    }
-
-    /// Returns the addresses, and whether they have [leaked](Self::is_lost), for a caller that records them until the unlink is confirmed,
-    /// and later calls [`from_range`](Self::from_range).
-    pub fn into_range(self) -> (IovaRange, bool) {
-        (self.range, self.addresses.map(Changing::done).is_none())
-    }
-
-    /// The token of addresses of `domain` that [`into_range`](Self::into_range) has returned. The caller guarantees this; it is not
-    /// checked.
-    pub fn from_range(domain: &'d Domain<M, P>, (range, is_lost): (IovaRange, bool)) -> Self {
-        Self { domain, range, addresses: (!is_lost).then(|| domain.changing(range)) }
-    }
-
-    /// Frees the addresses for other callers, unless they have leaked. The caller has [confirmed](Domain::confirm) the gather of their
-    /// [`unlink`](Linked::unlink): otherwise a device of their next mapping may still reach the memory of this one. O(1); if the CPU's
-    /// cache is full, O(log n) for each of up to 64 ranges that go back to the address space. Context: does not wait for hardware, and
-    /// allocates nothing. The caller holds no lock and no CPU.
-    pub fn free(self) {
-        let Self { domain, addresses, .. } = self;
-        if let Some(addresses) = addresses {
-            domain.take_back(addresses);
+    #[inline(never)]
+    fn give_back_any(&self, own: Option<Own<'_>>, range: IovaRange) {
+        self.parts.forget(range);
+        if !self.space.free_local(own, range)
+            && let Some(whole) = self.parts.gone(&self.space, range)
+            && !self.space.free_local(own, whole)
+        {
+            self.lose(whole.len());
         }
     }
 
-    /// Holds the addresses until a later flush is confirmed, which the domain retries: for what the hardware did not confirm. Leaked
-    /// addresses stay so, and count as exposed until then. If the flush queue is full, the addresses leak. O(1). Context: does not wait for
-    /// hardware. The caller holds no lock and no CPU.
-    pub fn quarantine(self) {
-        let Self { domain, range, addresses, .. } = self;
-        match addresses {
-            Some(addresses) => domain.quarantine(addresses),
-            None => domain.leave_open(range.len()),
+    /// Frees all `ranges`, whose unmaps are confirmed, and counts one unmap for each; `neighbours` bytes of them are neighbours. Works in
+    /// slices, so that no CPU is held for long. If the platform panics, `ranges` still has what was not freed.
+    pub(crate) fn free_all(&self, ranges: &mut Vec<IovaRange>, mut neighbours: u64) {
+        loop {
+            self.with_turn(|cpu, own| {
+                let (slice, book) = (ranges.len().min(SLICE), self.books.of(cpu));
+                book.add(|book| &book.unmaps, slice as u64);
+                self.change_in(book, core::mem::take(&mut neighbours).wrapping_neg());
+                for range in core::iter::from_fn(|| ranges.pop()).take(slice) {
+                    self.give_back(own, range);
+                }
+            });
+            if ranges.is_empty() {
+                return;
+            }
+        }
+    }
+
+    /// Ends the addresses of `range`, of which only `bytes` were mapped. If these were the rest of a mapping whose other parts were unmapped
+    /// before, and they `may_be_free`, the mapping's addresses are free. Otherwise they leak, and so do those earlier parts. If the platform
+    /// panics, that is counted nevertheless, without a CPU.
+    #[cold]
+    #[inline(never)]
+    pub(crate) fn end_rest(&self, range: IovaRange, bytes: u64, may_be_free: bool) {
+        if self.parts.is_empty() {
+            return self.lose(bytes);
+        }
+        // The guard runs while the CPU is lent; if the platform lends none, it runs without.
+        let losing = Guard::new(|| self.lose(bytes.saturating_add(self.parts.forget(range))));
+        let rest = self.platform.with_cpu(move |_| {
+            (may_be_free && self.parts.was_rest(range, bytes)).then(|| {
+                losing.done();
+                self.changing(range)
+            })
+        });
+        if let Some(rest) = rest {
+            rest.free();
+        }
+    }
+
+    /// Counts leaked addresses. It borrows no CPU, as the platform might panic and replace the caller's own error; it is slower, but rare.
+    #[cold]
+    #[inline(never)]
+    pub(crate) fn lose(&self, bytes: u64) {
+        self.books.of(None).add(|book| &book.lost, bytes);
+    }
+
+    /// Makes a ring in the domain's space, of the next colour unless `config` names one. Allocates. Context: as for
+    /// [`reserve`](Self::reserve).
+    pub(crate) fn new_ring(&self, config: RingConfig) -> Result<RingArena, ArenaError> {
+        // Relaxed: only the number counts. Colours repeat after 2^32 rings.
+        let next = || self.rings.fetch_add(1, Ordering::Relaxed) as u32;
+        let config = RingConfig { colour: config.colour.or_else(|| Some(next())), ..config };
+        // No call between the allocation and the arena can panic.
+        RingArena::new_by(&self.space, &config, |len, limit| {
+            Ok(self.reserve(len, limit)?.divided().into_range())
+        })
+    }
+
+    /// Frees the addresses of a ring. If some are in use, all leak.
+    pub(crate) fn free_ring(&self, arena: RingArena) {
+        let changing = self.changing(arena.range());
+        if arena.release(&self.space, &self.platform).is_ok() {
+            changing.done();
         }
     }
 }

@@ -14,13 +14,13 @@ fn every_policy_is_kept_as_it_is() {
 fn the_window_is_that_of_the_exception_or_of_the_domain() {
     let lazy = |window_ns| Some(Policy::Lazy { window_ns });
     let window = |exception: Option<Policy>, own: Option<Policy>| {
-        AtomicPolicy::new(exception).word().or(AtomicPolicy::new(own).word()).window()
+        AtomicPolicy::new(own).window(Some(&AtomicPolicy::new(exception)))
     };
     assert_eq!([window(None, lazy(7)), window(lazy(0), lazy(7))], [Some(7), Some(0)]);
     assert_eq!([window(Some(Policy::Strict), lazy(7)), window(None, Some(Policy::Strict))], [None; 2]);
     assert_eq!(window(None, Some(Policy::Passthrough)), None);
-    assert_eq!(PolicyWord(STRICT).or(PolicyWord(encode(lazy(7)))).window(), None);
-    assert_eq!(PolicyWord::NONE.or(PolicyWord(encode(lazy(7)))).window(), Some(7));
+    assert_eq!(AtomicPolicy::new(lazy(7)).window(None), Some(7));
+    assert_eq!(AtomicPolicy::new(Some(Policy::Strict)).window(None), None);
 }
 
 #[test]
