@@ -14,7 +14,14 @@ use super::{limited, quietly, root};
 const ROWS: [(&str, &[Tests]); 35] = [
     (
         "crates/portcullis/src/dma/queue/config.rs",
-        &[UNITS, STACK, unoptimised(&["dma", "not_coherent", "no_alloc"]), TEXTS],
+        &[
+            UNITS,
+            STACK,
+            Tests::Package("portcullis-trace"),
+            Tests::Package("portcullis-model"),
+            unoptimised(&["dma", "not_coherent", "no_alloc"]),
+            TEXTS,
+        ],
     ),
     (
         "crates/portcullis/src/bounce/pool/config.rs",

@@ -1,4 +1,4 @@
-//! Whoever finds the pool full is told of the free that comes, wherever it goes.
+//! A caller that finds the pool full finds the free that comes, wherever it goes, and what other CPUs' magazines hold.
 
 use ::loom::sync::Arc;
 use ::loom::thread;
@@ -151,6 +151,30 @@ fn a_free_is_found_while_lists_are_in_use() {
 #[test]
 fn a_free_is_found_while_lists_are_not() {
     found(true);
+}
+
+/// All that is free is in a CPU's magazine, and two callers find the pool full at once: there is room for both.
+#[test]
+fn two_callers_at_once_find_what_magazines_hold() {
+    let mut builder = ::loom::model::Builder::new();
+    builder.preemption_bound = Some(3);
+    builder.max_branches = 20_000;
+    builder.check(move || {
+        let pool = Arc::new(Swiotlb::new(Cpus::default(), Nothing::default(), &SMALL).unwrap());
+        CPU.with(|cpu| cpu.set(Some(0)));
+        let halves = [2048, 2048].map(|len| map(&pool, len).unwrap());
+        unmap(&pool, halves[0]);
+        CPU.with(|cpu| cpu.set(None));
+        let other = {
+            let pool = pool.clone();
+            thread::spawn(move || map(&pool, 64).unwrap())
+        };
+        let mine = map(&pool, 64).unwrap();
+        unmap(&pool, other.join().unwrap());
+        unmap(&pool, mine);
+        unmap(&pool, halves[1]);
+        assert_eq!(pool.usage().mapped, 0);
+    });
 }
 
 /// A pool that grows while the timer looks whether anything is idle is looked at again. With no more than half an area

@@ -69,7 +69,7 @@ use crate::heap::Shared;
 use crate::percpu::BiasedLock;
 use crate::platform::{CopyMemory, FRAME_SIZE, Platform, events_of};
 use crate::setup::SetupError;
-use crate::sync::{AtomicBool, AtomicU64, Ordering, fence};
+use crate::sync::{AtomicU64, Ordering, fence};
 
 /// Mappings of a page or more are aligned to it.
 const PAGE: u64 = FRAME_SIZE;
@@ -86,8 +86,8 @@ pub struct Swiotlb<P: Platform, C: CopyMemory> {
     cpus: BiasedLock<Cpu>,
     /// CPUs whose magazines were granted room.
     joined: AtomicU64,
-    /// The pool was full: all magazines are empty, and stay so until a quarter of the slots is free.
-    scarce: AtomicBool,
+    /// Whether magazines are granted room: a state of `slots`.
+    supply: AtomicU64,
     /// When the timer grows the pool, and when it looks for idle areas.
     growth: Deadline,
     trim: Deadline,
@@ -116,7 +116,7 @@ impl<P: Platform, C: CopyMemory> Swiotlb<P, C> {
             platform,
             memory: ManuallyDrop::new(memory),
             joined: AtomicU64::new(0),
-            scarce: AtomicBool::new(false),
+            supply: AtomicU64::new(slots::PLENTY),
             growth: Deadline::default(),
             trim: Deadline::default(),
             idle_ns: config.idle_ns,

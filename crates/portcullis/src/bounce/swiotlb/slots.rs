@@ -1,8 +1,8 @@
 //! Taking slots and freeing them: from the CPU's magazines first, then the areas, then more memory, then other CPUs' magazines.
 //!
-//! A map that fails has drained all magazines before its last search, or has found `scarce` set: another caller drains them, or has, and none was
-//! granted room since. A free into a magazine without room goes to its area. The free that grants room again clears `scarce` first, so later callers
-//! drain the magazines anew.
+//! A map that fails has drained all magazines before its last search, or has found them [`DRAINED`] before its only one: since then none was granted
+//! room, and a free into a magazine without room goes to its area. The free that grants room again says [`PLENTY`] first, so later callers drain the
+//! magazines anew. Two callers may drain at once: neither fails because the other has not finished.
 
 use super::areas::OddRun;
 use super::bits::WORD_ORDER;
@@ -20,6 +20,13 @@ const ENOUGH: u64 = 4;
 
 /// The magazines of one size may hold 1/`LIST_SHARE` of the pool on all CPUs together.
 const LIST_SHARE: u64 = 8;
+
+/// States of [`Swiotlb::supply`]: magazines are granted room.
+pub(super) const PLENTY: u64 = 0;
+/// The pool was full: magazines get no more room, and a caller empties them.
+const DRAINING: u64 = 1;
+/// All magazines are empty, and stay so until 1/[`ENOUGH`] of the pool is free.
+const DRAINED: u64 = 2;
 
 pub(super) struct Want<'a> {
     /// The order of the smallest aligned run that has room.
@@ -90,12 +97,16 @@ impl<P: Platform, C: CopyMemory> Swiotlb<P, C> {
             }
             answer
         };
+        // Acquire, with the drain's Release: the search finds what the drain gave to the areas.
+        let was_drained = self.supply.load(Ordering::Acquire) == DRAINED;
         let mut answer = attempt();
-        if answer.is_none() && !self.scarce.load(Ordering::Relaxed) {
-            self.scarce.store(true, Ordering::Relaxed);
-            let stays = Guard::new(|| self.scarce.store(false, Ordering::Relaxed));
+        if answer.is_none() && !was_drained {
+            self.supply.store(DRAINING, Ordering::Relaxed);
+            let stays = Guard::new(|| self.supply.store(PLENTY, Ordering::Relaxed));
             self.drain(None);
             stays.done();
+            // Unless a free has granted room meanwhile.
+            let _ = self.supply.compare_exchange(DRAINING, DRAINED, Ordering::Release, Ordering::Relaxed);
             answer = attempt();
         }
         if let Some(found) = answer {
@@ -184,12 +195,12 @@ impl<P: Platform, C: CopyMemory> Swiotlb<P, C> {
                 self.areas.give([meta], 1 << order);
             }
         }
-        let scarce = self.scarce.load(Ordering::Relaxed);
-        if !scarce {
+        let is_scarce = self.supply.load(Ordering::Relaxed) != PLENTY;
+        if !is_scarce {
             self.grant(cpu, order);
         }
         // If the magazine has runs, this device does not reach them, so more of its kind are not worth a batch.
-        let batch = if scarce || !cpu.is_empty(order) { 1 } else { cpu.next_batch(order) };
+        let batch = if is_scarce || !cpu.is_empty(order) { 1 } else { cpu.next_batch(order) };
         let mut runs = [None; MOST];
         let count = self.areas.take_runs(prefer, order, reach, &mut runs[..batch]);
         let (first, rest) = runs[..count].split_first()?;
@@ -230,13 +241,13 @@ impl<P: Platform, C: CopyMemory> Swiotlb<P, C> {
 
     /// Puts a run into a magazine that is full, or has no room granted. Returns whether it did.
     fn keep(&self, cpu: &Cpu, meta: &SlotMeta, order: u32) -> bool {
-        if self.scarce.load(Ordering::Relaxed) {
+        if self.supply.load(Ordering::Relaxed) != PLENTY {
             let capacity = self.areas.capacity();
             if capacity.saturating_sub(self.areas.taken().0) < capacity / ENOUGH {
                 return false;
             }
             // Before the grant, as the module's text needs it.
-            self.scarce.store(false, Ordering::Relaxed);
+            self.supply.store(PLENTY, Ordering::Relaxed);
         }
         self.grant(cpu, order);
         // The new grant may be smaller than the last one, and than the magazine's content.
