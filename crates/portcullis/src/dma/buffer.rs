@@ -167,7 +167,8 @@ error_by_its_reason!([B] NotMapped<B>);
 /// # #[cfg(not(feature = "std"))]
 /// # fn main() {}
 /// ```
-// SAFETY: clauses 1 to 4 are the buffer's: a mapping lends it by shared reference only. No device reaches the cookie.
+// SAFETY: clauses 1 to 4 are the buffer's, and no device reaches the cookie. Clause 2: a mapping and a list lend the pair by shared reference, so
+// safe code replaces its buffer only while no device reaches it; the buffer that was replaced is dropped by itself.
 unsafe impl<B: DmaBuffer, T: 'static> DmaBuffer for (B, T) {
     #[inline]
     fn segments(&self) -> &[PhysSegment] {

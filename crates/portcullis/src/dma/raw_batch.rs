@@ -164,6 +164,9 @@ impl<M: Mapper, P: Platform> RawBatch<M, P> {
     /// Leaks the addresses of torn ranges. Returns their bytes.
     fn lose_torn(&mut self) -> u64 {
         let torn = core::mem::take(&mut self.torn);
+        if torn == 0 {
+            return 0;
+        }
         let bytes = bytes_of(self.ranges.drain(..torn).map(|range| range.len()));
         self.domain.lose(bytes);
         bytes

@@ -1,8 +1,9 @@
 //! Taking slots and freeing them: from the CPU's magazines first, then the areas, then more memory, then other CPUs' magazines.
 //!
-//! A map that fails has drained all magazines before its last search, or has found them [`DRAINED`] before its only one: since then none was granted
-//! room, and a free into a magazine without room goes to its area. The free that grants room again says [`PLENTY`] first, so later callers drain the
-//! magazines anew. Two callers may drain at once: neither fails because the other has not finished.
+//! A map that fails has drained all magazines before its last search, or its search lies between two looks at one number of [`DRAINED`]: all that
+//! time magazines were empty. A drain begins with the next number, so a drain that others have overtaken says nothing. Callers that find one under
+//! way drain as well, and the first to finish says [`DRAINED`]. A free into a magazine without room goes to its area. The free that grants room again
+//! says [`PLENTY`] first, so later callers drain the magazines anew.
 
 use super::areas::OddRun;
 use super::bits::WORD_ORDER;
@@ -21,12 +22,13 @@ const ENOUGH: u64 = 4;
 /// The magazines of one size may hold 1/`LIST_SHARE` of the pool on all CPUs together.
 const LIST_SHARE: u64 = 8;
 
-/// States of [`Swiotlb::supply`]: magazines are granted room.
+/// States of [`Swiotlb::supply`], in its low bits; the drain's number is in the others. Magazines are granted room.
 pub(super) const PLENTY: u64 = 0;
-/// The pool was full: magazines get no more room, and a caller empties them.
+/// The pool was full: magazines get no more room, and callers empty them.
 const DRAINING: u64 = 1;
 /// All magazines are empty, and stay so until 1/[`ENOUGH`] of the pool is free.
 const DRAINED: u64 = 2;
+const STATE: u64 = 3;
 
 pub(super) struct Want<'a> {
     /// The order of the smallest aligned run that has room.
@@ -97,16 +99,18 @@ impl<P: Platform, C: CopyMemory> Swiotlb<P, C> {
             }
             answer
         };
-        // Acquire, with the drain's Release: the search finds what the drain gave to the areas.
-        let was_drained = self.supply.load(Ordering::Acquire) == DRAINED;
+        let mut seen = self.supply.load(Ordering::Acquire);
         let mut answer = attempt();
-        if answer.is_none() && !was_drained {
-            self.supply.store(DRAINING, Ordering::Relaxed);
-            let stays = Guard::new(|| self.supply.store(PLENTY, Ordering::Relaxed));
-            self.drain(None);
-            stays.done();
-            // Unless a free has granted room meanwhile.
-            let _ = self.supply.compare_exchange(DRAINING, DRAINED, Ordering::Release, Ordering::Relaxed);
+        let mut has_drained = false;
+        while answer.is_none() && !has_drained {
+            // Acquire, with a drain's Release: the next search finds what it gave to the areas.
+            let now = self.supply.load(Ordering::Acquire);
+            if now & STATE != DRAINED {
+                has_drained = self.drain_all(now);
+            } else if now == seen {
+                break;
+            }
+            seen = now;
             answer = attempt();
         }
         if let Some(found) = answer {
@@ -195,7 +199,7 @@ impl<P: Platform, C: CopyMemory> Swiotlb<P, C> {
                 self.areas.give([meta], 1 << order);
             }
         }
-        let is_scarce = self.supply.load(Ordering::Relaxed) != PLENTY;
+        let is_scarce = self.supply.load(Ordering::Relaxed) & STATE != PLENTY;
         if !is_scarce {
             self.grant(cpu, order);
         }
@@ -241,13 +245,16 @@ impl<P: Platform, C: CopyMemory> Swiotlb<P, C> {
 
     /// Puts a run into a magazine that is full, or has no room granted. Returns whether it did.
     fn keep(&self, cpu: &Cpu, meta: &SlotMeta, order: u32) -> bool {
-        if self.supply.load(Ordering::Relaxed) != PLENTY {
+        let supply = self.supply.load(Ordering::Relaxed);
+        if supply & STATE != PLENTY {
             let capacity = self.areas.capacity();
             if capacity.saturating_sub(self.areas.taken().0) < capacity / ENOUGH {
                 return false;
             }
             // Before the grant, as the module's text needs it.
-            self.supply.store(PLENTY, Ordering::Relaxed);
+            if !self.set_supply(supply, PLENTY, Ordering::Relaxed) {
+                return false;
+            }
         }
         self.grant(cpu, order);
         // The new grant may be smaller than the last one, and than the magazine's content.
@@ -256,6 +263,29 @@ impl<P: Platform, C: CopyMemory> Swiotlb<P, C> {
             unsafe { cpu.retire_previous(&self.areas, order) };
             return cpu.put(meta, order);
         }
+        true
+    }
+
+    /// Sets the state of the drain with the number in `found`, unless the word has changed.
+    fn set_supply(&self, found: u64, state: u64, order: Ordering) -> bool {
+        self.supply.compare_exchange(found, found & !STATE | state, order, Ordering::Relaxed).is_ok()
+    }
+
+    /// Empties all magazines, as a drain of the next number, or as the one that is under way in `found`. Returns `false`, with nothing done, if the
+    /// word has changed.
+    fn drain_all(&self, found: u64) -> bool {
+        let mut draining = found;
+        if found & STATE == PLENTY {
+            draining = found.wrapping_add(STATE + 1) | DRAINING;
+            if self.supply.compare_exchange(found, draining, Ordering::Relaxed, Ordering::Relaxed).is_err() {
+                return false;
+            }
+        }
+        let stays = Guard::new(|| _ = self.set_supply(draining, PLENTY, Ordering::Relaxed));
+        self.drain(None);
+        stays.done();
+        // Unless another caller has finished it, or a free has granted room.
+        self.set_supply(draining, DRAINED, Ordering::Release);
         true
     }
 

@@ -73,7 +73,6 @@ pub struct DmaOps<X: Machine> {
     config: AtomicConfig,
     /// The policy for mappings that are not copied.
     policy: AtomicPolicy,
-    /// Always strict: for lasting mappings.
     book: Book,
     /// With a pool.
     chooser: Option<(Chooser, Clock)>,

@@ -122,7 +122,8 @@ pub struct StrictRing<M: Mapper, P: Platform> {
 }
 
 impl<M: Mapper, P: Platform> StrictRing<M, P> {
-    /// Makes a ring of addresses that `device` reaches. Allocates; may be slow: see [`RingArena::new`].
+    /// Makes a ring of addresses that `device` reaches. Allocates; may be slow: see [`RingArena::new`]. If addresses
+    /// are exhausted, it flushes, which waits for hardware.
     ///
     /// # Errors
     /// [`SetupError::NotCoherent`], [`SetupError::Batch`], [`SetupError::OutOfMemory`]; [`SetupError::NoRing`] and [`SetupError::Space`] if the
@@ -246,7 +247,8 @@ impl<M: Mapper, P: Platform> StrictRing<M, P> {
         let (domain, waiting) = (self.device.domain(), &mut self.waiting);
         let link = |range| {
             let torn = Guard::new(|| hold(waiting, range));
-            // SAFETY: `link`'s clauses are the caller's clause 1, for all granules that the memory touches; the arena owns the range.
+            // SAFETY: `map`'s clauses are the caller's clause 1, for all granules that the memory touches: checked and counted above. The arena
+            // owns the range, which is as long.
             let linked =
                 unsafe { domain.link_fast::<true>(range, &[segment], direction.permissions().into()) };
             torn.done();

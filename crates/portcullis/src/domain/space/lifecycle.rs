@@ -4,7 +4,7 @@
 //! ```text
 //!   alloc --> Reserved --link--> Linked --unlink--> Unlinked --(confirmed)--> free
 //! ```
-//! If a list is refused half-way, or an unmap fails, this becomes of the addresses:
+//! If the mapper refuses a list half-way, this becomes of the addresses:
 //!
 //! | at the addresses is | so they are |
 //! |---|---|
@@ -12,6 +12,9 @@
 //! | nothing, but the hardware did not confirm it | held until it does, and so is the memory |
 //! | another caller's translation, or what the mapper could not remove | leaked: never used again |
 //! | it is unknown what, as a call below has panicked | leaked |
+//!
+//! An unmap that is not confirmed holds the addresses as well. One that finds less than its range mapped leaks what it found, unless that was all that
+//! was left of a mapping.
 
 use alloc::vec::Vec;
 

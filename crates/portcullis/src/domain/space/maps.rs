@@ -73,7 +73,7 @@ impl<M: Mapper, P: Platform> Domain<M, P> {
         }
         let pages = IovaRange::of_pages(Iova::new(segment.phys.get()), segment.len, self.granule)?;
         let bytes = (pages.len(), pages.len() - segment.len);
-        // SAFETY: clauses 1 and 2 are the caller's, for all granules that the segment touches.
+        // SAFETY: clauses 1 and 2 are the caller's, for all granules that the segment touches; `of_pages` has checked and counted them.
         unsafe { self.open_in_turn::<true>(slice::from_ref(&segment), bytes, attributes, limit, counted) }
     }
 
@@ -96,7 +96,7 @@ impl<M: Mapper, P: Platform> Domain<M, P> {
             self.space.in_turn(cpu, |turn, own| {
                 let own = own?;
                 let changing = self.changing(self.space.take(own, len, limit)?);
-                // SAFETY: the clauses are the caller's.
+                // SAFETY: clauses 1 and 2 are the caller's; `take` has just handed out the range, of the `len` bytes that the list's granules have.
                 if !unsafe { self.enter_fast::<ONE>(turn, changing.range(), list, attributes) } {
                     self.give_back(Some(own), changing.done());
                     return None;
@@ -321,11 +321,11 @@ impl<M: Mapper, P: Platform> Domain<M, P> {
         }
     }
 
-    /// Maps the granules of a list that [`pages_of`](Self::pages_of) has checked to `range`, which the caller owns, on the fast path. If
-    /// that is not possible, nothing is changed, and the caller uses [`link`](Self::link). Counts nothing.
+    /// Maps the granules of a list, checked as by [`pages_of`](Self::pages_of), to `range`, which the caller owns and which is as long, on the
+    /// fast path. If that is not possible, nothing is changed, and the caller uses [`link`](Self::link). Counts nothing.
     ///
     /// # Safety
-    /// As for [`link`](Self::link), clauses 1 and 2.
+    /// As for [`map`](Self::map), clauses 1 and 2; the mapping lasts until its [unlink](Self::unlink) is [confirmed](Self::confirm).
     #[inline(always)]
     pub(crate) unsafe fn link_fast<const ONE: bool>(
         &self,

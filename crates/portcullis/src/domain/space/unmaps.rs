@@ -47,7 +47,7 @@ impl<M: Mapper, P: Platform> Domain<M, P> {
     }
 
     /// As [`unmap`](Self::unmap), by `rule`. `neighbours` bytes of the range were [counted](Self::count_neighbours). Calls `counted` with
-    /// the CPU on which it frees or queues the addresses; not after an error, and not on the slow path.
+    /// the CPU on which it frees or queues the addresses; not after an error, and perhaps not on a slow path.
     #[inline(always)]
     pub(crate) fn end(
         &self,
@@ -168,7 +168,7 @@ impl<M: Mapper, P: Platform> Domain<M, P> {
         changing.done();
         if !is_queued {
             let all = Unmapped::of(range, range.len());
-            // Without a fast path, or where it was not possible, the gather is gone.
+            // Only a range that the fast path cleared can be invalidated by itself: of any other, the gather is gone.
             let sync = || match M::IS_QUICK && is_cleared {
                 true => self.mapper.sync_range(range),
                 false => self.mapper.sync(Gather::EVERYTHING),

@@ -3,7 +3,7 @@
 
 use core::slice;
 
-use super::state::{ANYBODY, FLIP, NEXT, SLOTS};
+use super::state::{ANYBODY, FLIP, NEXT};
 use crate::addr::DomainId;
 use crate::invalidation::{Invalidation, InvalidationError, Request};
 use crate::sync::{AtomicBool, AtomicPtr, AtomicU64, Mutex, Ordering};
@@ -117,4 +117,5 @@ impl Slot {
 
 /// A leader fetches one line of each slot, and the second only for an error.
 #[cfg(not(loom))]
-const _: () = assert!(core::mem::offset_of!(Slot, own) == 64 && size_of::<Slot>() == 128 && SLOTS <= 16);
+const _: () =
+    assert!(core::mem::offset_of!(Slot, own) == 64 && size_of::<Slot>() == 128 && super::state::SLOTS <= 16);

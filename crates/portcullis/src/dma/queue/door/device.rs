@@ -121,7 +121,8 @@ impl<X: Machine> Device<X> {
     /// `let rx: Queue<_> = nic.queue(config)?`.
     ///
     /// Context: allocates all that its fast paths need. [`QueueConfig::auto`] measures, on scratch memory: twelve mappings of each size and
-    /// direction, and twelve with shared ends, half of which may wait for hardware. The caller holds no lock and no CPU.
+    /// direction, and twelve with shared ends, half of which may wait for hardware. A ring flushes if addresses are exhausted, which waits for
+    /// hardware. The caller holds no lock and no CPU.
     ///
     /// # Errors
     /// [`SetupError`]: no bounce memory, no addresses or memory for a ring or a pool, or dimensions out of bounds.
