@@ -128,7 +128,7 @@ fn the_texts_have_the_defaults() {
         ),
         ("crates/portcullis/src/dma/raw_batch.rs", format!("at most {GATHER_RANGES} range invalidations")),
         ("docs/design.md", format!("Up to {GATHER_RANGES} ranges are invalidated individually")),
-        ("docs/scaling.md", format!("Up to {GATHER_RANGES} requests that is a command for each")),
+        ("docs/scaling.md", format!("Up to {GATHER_RANGES} requests take a command each")),
         ("docs/glossary.md", format!("for {window} ms at most, unless the driver asks for another")),
         (linux, format!("together, up to {window} ms later (`--window-us`)")),
         (
