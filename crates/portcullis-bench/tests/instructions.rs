@@ -14,11 +14,13 @@ use portcullis::std_platform::StdPlatform;
 
 use counted::Heap;
 
-/// Each kind of work, and the most instructions that a pair of map and unmap may take: today's figure and 2 % more. The
-/// compiler divides the same source otherwise in another folder: `lazy-1` took 525, 531 and 538 in builds of one source.
-/// They are no further from today's figures than [`NEAR`], so that a change shows. (Two builds of one source had 190 and 209 for `pool-1`.) These only go down with the figures.
+/// Each kind of work, and the most instructions that a pair of map and unmap may take: today's figure and 2 % more. They are no further from today's
+/// figures than [`NEAR`], so that a change shows, and go down with the figures.
+///
+/// Two kinds vary. `lazy-1` samples the clock for its exposure, more often where the run is slow: it takes 525 to 547 on an idle machine, and up to
+/// 566 on a busy one. `pool-1` took 190 and 209 in two builds of one source.
 const BARS: [(&str, u64); 6] =
-    [("raw-1", 490), ("raw-4", 635), ("sg-16", 2110), ("lazy-1", 548), ("pool-1", 212), ("swiotlb-1", 170)];
+    [("raw-1", 490), ("raw-4", 635), ("sg-16", 2110), ("lazy-1", 577), ("pool-1", 212), ("swiotlb-1", 170)];
 
 const NEAR: f64 = 0.88;
 
