@@ -13,7 +13,7 @@
 //! | you want | take | example |
 //! |---|---|---|
 //! | to map a buffer and unmap it (a [`Mapping`] that is dropped stays open) | [`Queue`] | `map.rs` |
-//! | buffers for a network card's rings | [`Queue`], a pair `(buffer, cookie)` as the [`DmaBuffer`] | `nic.rs` |
+//! | buffers for a network card's rings | [`Queue`], `(buffer, cookie)` | `nic.rs` |
 //! | lists of pages for a disk | [`BufferList`](dma::BufferList), [`Queue::segments`](dma::Queue::segments) | `prp.rs` |
 //! | each buffer back after an error, or when the device goes | [`NotMapped`](dma::NotMapped), [`NotUnmapped`](dma::NotUnmapped), [`Queue::unmap_all`](dma::Queue::unmap_all) | `unplug.rs` |
 //! | to run `virtio-drivers` in a kernel | a [`Queue`], to implement its `Hal` | `tests/kernel/src/net.rs` |
