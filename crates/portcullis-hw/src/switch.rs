@@ -47,7 +47,7 @@ mod model {
         Arc::new(Shared { entry: AtomicU64::new(0), kept: AtomicU64::new(0), switch: Switch::new() })
     }
 
-    /// If a caller was told that no invalidation is needed, the unit later reads what that caller stored.
+    /// A caller stores an entry, and the switch tells it that no invalidation is needed. Then the unit, once it is on, reads that entry.
     #[test]
     fn what_was_stored_before_the_unit_is_on_is_read() {
         loom::model(|| {

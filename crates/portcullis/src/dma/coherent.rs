@@ -220,8 +220,8 @@ impl<F: Frames, M: Mapper, P: Platform> CoherentMemory<F, M, P> {
         Some(unsafe { core::slice::from_raw_parts(first.as_ptr().cast(), self.words()) })
     }
 
-    /// Calls `f` for each word that holds some of the `len` bytes from `offset` on. The arguments are the word, the number of these bytes that lie in
-    /// earlier words, and the range in this word of those that it holds.
+    /// Calls `f` for each word that holds some of the `len` bytes from `offset` on. `f` gets the word, how many of these bytes lie in earlier words,
+    /// and which bytes of this word belong to them.
     fn each_word(
         &self,
         offset: usize,

@@ -113,8 +113,8 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
         });
     }
 
-    /// Takes a free slot of `class` that is mapped for `direction`, or else [refills](Self::refill); `one_in` limits what that collects from other
-    /// CPUs and directions.
+    /// Takes a free slot of `class` that is mapped for `direction`. If the CPU has none, it [refills](Self::refill) its lists. `one_in` limits how
+    /// many slots a refill collects from other CPUs and directions.
     #[inline]
     pub(super) fn take_or_refill(
         &self,

@@ -72,7 +72,7 @@ impl<M: Mapper, P: Platform> Domain<M, P> {
             oldest.into_iter().for_each(give_back);
             return Some(pushed);
         }
-        // With one shared queue nobody revokes queues, so an exclusive section may wait for its lock.
+        // If all CPUs share one queue, no CPU has one that a flush could revoke, so this exclusive section may wait for the shared queue's lock.
         let is_shared = !self.flush_queue.has_queue(0);
         is_shared.then(|| self.flush_queue.push_shared(waiting, window, clock, give_back))
     }
@@ -220,7 +220,7 @@ impl<M: Mapper, P: Platform> PlatformEvents for Domain<M, P> {
             return;
         }
         let _ = self.maintain();
-        // If the flush fails or panics, devices may still reach deferred ranges. Nobody learns of it here, so the timer tries again.
+        // If the flush fails or panics, devices may still reach deferred ranges. A timer has no caller to return the error to, so it sets itself again.
         let again = Guard::new(|| self.set_timer(self.retry_ns()));
         self.flush_queue.end_timers();
         // The check comes after `end_timers`: what is queued later asks for a timer of its own.

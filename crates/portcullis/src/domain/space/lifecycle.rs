@@ -28,8 +28,9 @@ use crate::mapper::Mapper;
 use crate::platform::{LocalCpu, Platform};
 use crate::sync::Ordering;
 
-/// Addresses whose translations are being changed, or those of a token. Dropping it leaks and counts them, unless they have leaked: a call below
-/// has panicked, and what is mapped there is unknown. Its holder calls [`done`](Self::done) once the outcome is known.
+/// Addresses whose translations a call changes, or which a token owns. Once the outcome is known, the holder calls [`done`](Self::done). If a call
+/// below panics instead, this value is dropped. What is mapped at the addresses is unknown then, so the drop leaks and counts them, unless they had
+/// leaked before.
 ///
 /// Guards like this one and [`Unsure`] cost nothing without a panic: they are dropped inline, and need no memory. They call neither the mapper nor
 /// its queue, which may panic again.

@@ -36,9 +36,10 @@ const TOP_PATIENCE: u32 = if cfg!(loom) { 1 } else { 16 };
 /// [`SharedQueue`](super::SharedQueue) is this and a queue.
 ///
 /// - Each caller gets the result of the submission with its own requests.
-/// - As a rule a request is in the submission after the one in flight. It waits for at most five submissions if leaders are prompt,
-///   whatever the number of CPUs, plus those that end while a leader lingers or is preempted; if callers have more than 64 requests for
-///   different domains, for at most twice as many as all of them need.
+/// - As a rule a request is in the submission after the one in flight. If leaders are prompt, it waits for at most five submissions, however many
+///   CPUs there are. While a leader lingers or is preempted, further submissions may end; the request waits for these, too.
+/// - If callers together have more than 64 requests for different domains, a request waits for at most twice as many submissions as all requests
+///   need.
 /// - A wait for another caller has no timeout of its own: if a leader's CPU stops for good, the callers that it serves wait for ever.
 /// - Device-TLB invalidations, and more than 64 requests at once, are not shared.
 /// - Nothing is allocated after [`new`](Self::new).

@@ -1,4 +1,4 @@
-//! Adds and removes areas. An area under change is *shut*: nobody takes its slots, and other changes take other areas.
+//! Adds and removes areas. While a call adds or removes an area, the area is *shut*: no map takes slots of it, and no other call changes it.
 
 use alloc::boxed::Box;
 
